@@ -24,9 +24,10 @@ To see the commands only, one per line:
   sparsity study olmo_configs/studies/demo.yaml --dry-run
 
 On a cluster, in a checkout, the same commands as Slurm jobs that wait for each other:
-  cp slurm/cluster.env.example slurm/cluster.env      # edit it first; it sets SCRATCH, a folder for data
-  sparsity study olmo_configs/studies/scale.yaml --check
-  sparsity study olmo_configs/studies/scale.yaml --slurm
+  cp slurm/cluster.env.example slurm/cluster.env      # edit it first
+  source slurm/cluster.env
+  sparsity study olmo_configs/studies/demo.yaml --check
+  sparsity study olmo_configs/studies/demo.yaml --slurm
 """
 
 import argparse
@@ -56,8 +57,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--check",
         action="store_true",
-        help="submit nothing: check that the text is there and that Slurm takes the jobs, and estimate GPU"
-        " hours and disk; exit code 1 if Slurm would not run them",
+        help="submit nothing: estimate GPU hours and disk, and check that the text is there and that Slurm"
+        " takes the jobs; exit code 1 if something is missing",
     )
     add(
         "--job",

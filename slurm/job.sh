@@ -42,10 +42,11 @@ requeue() {
 }
 trap requeue USR1
 
-# Run a command, once on each node.
+# Run a command, once on each node. `writes` may name what it writes to in the words of other commands.
+writes=()
 run() {
-  command=("$@")
-  saved_before=$(saved "$@")
+  command=("$@" "${writes[@]}")
+  saved_before=$(saved "${command[@]}")
   srun --ntasks-per-node=1 "${container[@]}" "$@" &
   wait $!
 }

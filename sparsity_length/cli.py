@@ -144,8 +144,9 @@ class Stage:
     left: Callable[[argparse.Namespace], Sequence[str]] = lambda arguments: ("everything",)
     """What is still to do, a line each, once the programs that it needs have finished. InputError if what is
     there was made otherwise than the command line asks."""
-    check_input: Callable[[argparse.Namespace], object] = lambda arguments: None
-    """InputError if something that no program makes, such as a text, cannot be opened."""
+    check_input: Callable[[argparse.Namespace, bool], object] = lambda arguments, is_next: None
+    """InputError if something that no program makes, such as a text, cannot be opened. What other programs
+    make counts only if the command is next: those that it needs have finished."""
 
     def parser(self, name: str | None = None) -> argparse.ArgumentParser:
         """The command line, whose --help is the manual followed by the flags.

@@ -5,8 +5,8 @@ negated, a loop that never runs) from the packages that make numbers, at most on
 source, and runs on each the tests that execute its line, nearest and quickest first, until one fails, or a
 tenth of the suite's time is over: a test that is farther away may notice what is said to survive. What is
 executed at import (defaults, fields, constants) may concern any test. Results are lines of
-runs/mutants/results.jsonl, beside what each test executes, which is recorded once. Another run goes on there,
-and tries anew what was killed by a test that is gone; with --again also what survived.
+tests/mutants.jsonl; what each test executes is recorded once, in runs/mutants. Another run goes on there, on
+another machine too, and tries anew what was killed by a test that is gone; with --again also what survived.
 
 A mutant lives in memory, in a process forked from this one, which has imported the libraries but nothing of
 the repository. Programs that tests start in processes of their own stay unchanged: a mutant which only such
@@ -20,7 +20,9 @@ import importlib
 import json
 import os
 import resource
+import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.machinery import SourceFileLoader
@@ -46,6 +48,7 @@ SOURCES = [
     for path in sorted((ROOT / "sparsity_length" / name).glob("*.py"))
 ]
 OUT = ROOT / "runs" / "mutants"
+RESULTS = ROOT / "tests" / "mutants.jsonl"
 EQUIVALENT = ROOT / "tests" / "equivalent_mutants.json"
 """Mutants that no test can notice, each with its reason."""
 FIRST_SECONDS = 10
@@ -89,7 +92,11 @@ def in_a_fork(names: Sequence[str], seconds: int, path: str, source: str, *optio
     report = OUT / "report.json"
     report.write_text(json.dumps([NO_TEST, {}]))
     if process := os.fork():
-        os.waitpid(process, 0)
+        latest = time.monotonic() + 4 * seconds  # some mutants wait for ever, and use no time of a core
+        while not os.waitpid(process, os.WNOHANG)[0]:
+            time.sleep(0.1)
+            if time.monotonic() > latest:
+                os.kill(process, signal.SIGKILL)
         return json.loads(report.read_text())
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     get_code = SourceFileLoader.get_code
@@ -187,9 +194,8 @@ def main() -> None:
     seconds = json.loads(recorded.read_text())
     lines = CoverageData(str(OUT / ".coverage"))
     lines.read()
-    results = OUT / "results.jsonl"
-    results.touch()
-    known = {row["key"]: row for row in map(json.loads, results.read_text().splitlines())}
+    RESULTS.touch()
+    known = {row["key"]: row for row in map(json.loads, RESULTS.read_text().splitlines())}
     standing = {*seconds, NO_TEST, *([] if arguments.again else [""])}
     rows = []
     drawn = islice(programs(arguments.seed), arguments.mutants)
@@ -199,7 +205,7 @@ def main() -> None:
             names = tests_of(path, line, lines.contexts_by_lineno(str(path)), seconds)
             row = {"key": key, "package": path.parent.name, "file": path.name, "was": was, "now": now}
             known[key] = row | {"killer": killer(names, seconds, str(path), mutated)}
-            with results.open("a") as file:
+            with RESULTS.open("a") as file:
                 file.write(json.dumps(known[key]) + "\n")
         rows.append(known[key])
     frame = pd.DataFrame(rows)

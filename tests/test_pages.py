@@ -271,24 +271,21 @@ STUDIES = {
         ["sparse_parity"],
         parity=",num_position_ids=256,smallest_size=18,largest_size=18,stop_at_accuracy=0.995",
     ),
-    "synthetic_schemes": _of_tasks(
-        [],
-        [
-            "sparse_first",
-            "sparse_last",
-            "sparse_majority",
-            "copy",
-            "parity_scratchpad",
-            "variable_assignment",
-        ],
-        **dict.fromkeys(
-            ("far_and_near", "others", "many"), ",smallest_size=18,largest_size=18,num_position_ids=512"
+    "synthetic_schemes": [
+        *_of_tasks(
+            [],
+            ["sparse_first", "sparse_last", "sparse_majority", "copy", "parity_scratchpad"],
+            others=",smallest_size=18,largest_size=18,num_position_ids=512",
+            sparse=",smallest_size=18,largest_size=18,num_position_ids=512,model.num_keys=8",
+            **dict.fromkeys(("copy", "scratchpad"), ",largest_size=5,num_position_ids=256"),
         ),
-        sparse=",smallest_size=18,largest_size=18,num_position_ids=512,model.num_keys=8",
-        **dict.fromkeys(("copy", "scratchpad", "assignment"), ",largest_size=5,num_position_ids=256"),
-    ),
+        *(f"synthetic.grids.{grid}=null" for grid in ("far_and_near", "many", "assignment")),
+        "synthetic.evaluate_synthetic.variable_assignment=null",
+    ],
     "synthetic_schemes_36": _of_tasks(
-        [], ["sparse_first", "sparse_last"], bits=",smallest_size=36,largest_size=36,num_position_ids=512"
+        [],
+        ["sparse_first", "sparse_last"],
+        far_and_near=",smallest_size=36,largest_size=36,num_position_ids=512",
     ),
     "synthetic_beyond_k": _of_tasks(
         [], ["sparse_parity_scratchpad", "variable_assignment_hops"], scratchpad="", hops=""

@@ -21,7 +21,7 @@ from sparsity_length.measuring.selecting import Selecting
 from sparsity_length.measuring.settings import BesideShort, ByLength, Chunked
 from sparsity_length.studies.commands import Command
 from sparsity_length.studies.file import Study
-from sparsity_length.studies.run import in_cluster, jobs_of
+from sparsity_length.studies.run import WITHOUT_GPU, cpu_options, in_cluster, jobs_of
 from sparsity_length.text.tokenizer import load_tokenizer, parse_tokenizer_name
 
 TRAINING = 1e14
@@ -53,8 +53,10 @@ def refusals(scripts: Sequence[str]) -> Iterator[str]:
         yield "slurm/cluster.env is missing: cp slurm/cluster.env.example slurm/cluster.env, and edit it"
         return
     limit_of_all = in_cluster("printenv", "SBATCH_TIMELIMIT").stdout.strip()
+    of_cpu_jobs = cpu_options()
     for script in scripts:
-        tested = in_cluster("sbatch", "--test-only", script)
+        options = of_cpu_jobs if script in WITHOUT_GPU else []
+        tested = in_cluster("sbatch", "--test-only", *options, script)
         if tested.returncode:
             yield f"{script}: sbatch refuses it ({' '.join(tested.stderr.split())})"
             continue
@@ -151,22 +153,33 @@ def estimate(
     )
     kept = sum(weights[name] * num_checkpoints(config) for name, config in trainings.items())
     hours = [training / TRAINING / 3600, measured / MEASURING / 3600]
+    said = (
+        f"{sum(hours):,.1f} GPU hours of an A100 ({hours[0]:,.1f} training, {hours[1]:,.1f} measuring), more"
+        " for small models"
+        if sum(hours) >= 1
+        else "less than one GPU hour of arithmetic; most of the time is start-up and queueing"
+    )
     return (
-        f"estimate of the whole study: {sum(hours):,.1f} GPU hours of an A100 ({hours[0]:,.1f} training,"
-        f" {hours[1]:,.1f} measuring), more for small models; {kept * BYTES_PER_WEIGHT / 1e9:,.2f} GB of"
-        f" checkpoints, and {BYTES_PER_TOKEN} bytes per token of text"
+        f"estimate of the whole study: {said}; {kept * BYTES_PER_WEIGHT / 1e9:,.2f} GB of checkpoints, and"
+        f" {BYTES_PER_TOKEN} bytes per token of text"
     )
 
 
-def check(commands: Sequence[Command], study: Study, settings: Mapping[str, Any]) -> None:
+def check(
+    commands: Sequence[Command], study: Study, settings: Mapping[str, Any], lacking: Sequence[str]
+) -> None:
     """Print an estimate, and what stands against submitting the study; exits with 1 if anything does.
 
-    `settings` are what each command asks for, by its name.
+    `settings` are what each command asks for, by its name; `lacking` is what there is no text for, a sentence
+    each.
     """
     trainings = {command.name: settings[command.name] for command in commands if command.stage == "pretrain"}
     measuring = [(command.needs, settings[command.name]) for command in commands if command.stage in COUNTED]
+    jobs = jobs_of(commands)
+    num_tasks = sum(job.num_tasks or 1 for job in jobs)
+    sys.stdout.write(f"{len(jobs)} jobs, with the tasks of arrays {num_tasks}\n")
     sys.stdout.write(f"{estimate(trainings, measuring, study.data)}\n")
-    against = list(refusals(sorted({job.program for job in jobs_of(commands)})))
+    against = [*lacking, *refusals(sorted({job.program for job in jobs}))]
     # What a container holds is seen in it alone.
     if not torch.backends.cuda.is_built() and "CONTAINER" not in os.environ:
         against.append("this PyTorch is built without CUDA: install its CUDA build, or name a container")

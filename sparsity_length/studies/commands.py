@@ -113,7 +113,7 @@ def _text_commands(study: Study) -> Iterator[Command]:
     for size_name, size in study.sizes.items():
         in_names = size_name if study.sizes_in_names else ""
         folders[in_names] = {}
-        for model in _known(size.models or study.models, study.models, "model"):
+        for model in _known(study.models if size.models is None else size.models, study.models, "model"):
             name = _joined(in_names, model)
             folder = str(run / "models" / name)
             folders[in_names][model] = folder
@@ -144,7 +144,8 @@ def _text_commands(study: Study) -> Iterator[Command]:
                 (_joined("tokenize_c4", of_text),),
             )
         for in_names, of_size in folders.items():
-            yield from _evaluation_commands(study, name, evaluation, in_names, of_size)
+            if of_size:
+                yield from _evaluation_commands(study, name, evaluation, in_names, of_size)
 
 
 def _overrides(settings: Mapping[str, Any]) -> list[str]:

@@ -30,7 +30,7 @@ class Size:
     overrides: list[str] = field(default_factory=list)
     """Further overrides, as they would be typed."""
     models: list[str] | None = None
-    """Names of the study's models to train in this size. None: all."""
+    """Names of the study's models to train in this size. None: all; []: none."""
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Study:
     """The text: flags of tokenize_c4. `further_source` names files to read after those of `source`; a
     pattern that matches no file is left out."""
     sizes: dict[str, Size] = field(default_factory=dict)
-    """Name -> size. Empty: the study is of existing models."""
+    """Name -> size; null: none. Empty: the study is of existing models."""
     sizes_in_names: bool = True
     """Whether models are named <size>-<model>, or (only with a single size) <model>."""
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -115,7 +115,8 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     try:
         given: Any = OmegaConf.merge(file, read_overrides(overrides))
         # Null takes one out, as an override such as further_evaluations.novels=null does.
-        for place in ("models", "further_evaluations", "synthetic.grids", "synthetic.evaluate_synthetic"):
+        synthetic = ("synthetic.grids", "synthetic.evaluate_synthetic")
+        for place in ("sizes", "models", "further_evaluations", *synthetic):
             named = OmegaConf.select(given, place) or {}
             for name in [name for name in named if named[name] is None]:
                 del named[name]

@@ -21,9 +21,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,21 @@ from sparsity_length.studies.commands import ANALYSING, MEASURING, Command, comm
 from sparsity_length.studies.file import Study, load_study
 from sparsity_length.training.loop import EXIT_STOPPED
 
+WITHOUT_GPU = ("slurm/tokenize_c4.sh", "slurm/merge_c4.sh", "slurm/analysis.sh")
+"""Scripts that ask for no GPU."""
+
 
 def in_cluster(*words: str) -> "subprocess.CompletedProcess[str]":
     """Run a command of Slurm with the variables of slurm/cluster.env; what the file prints is no output."""
     code = 'source slurm/cluster.env >&2; exec "$@"'
     return subprocess.run(["bash", "-c", code, "bash", *words], capture_output=True, text=True)
+
+
+def cpu_options() -> list[str]:
+    """Options of sbatch for jobs without a GPU: CPU_PARTITION and CPU_ACCOUNT of cluster.env, if set."""
+    options = {"partition": "CPU_PARTITION", "account": "CPU_ACCOUNT"}
+    found = {option: in_cluster("printenv", variable).stdout.strip() for option, variable in options.items()}
+    return [f"--{option}={value}" for option, value in found.items() if value]
 
 
 def places(asked: int | None, threads: int) -> list[dict[str, str]]:
@@ -148,6 +159,7 @@ def submit_chain(commands: Sequence[Command], study: Study, *, is_plan: bool = F
     Of a plan they are only printed, and a job's name stands for its ID.
     """
     job_ids: dict[str, str] = {}
+    of_cpu_jobs = cpu_options()
     for job in jobs_of(commands):
         in_log = "%j" if job.num_tasks is None else "%A_%a"
         words = ["--parsable", "--kill-on-invalid-dep=yes", f"--job-name={job.name}"]
@@ -157,7 +169,7 @@ def submit_chain(commands: Sequence[Command], study: Study, *, is_plan: bool = F
         if job.needs:
             ids = [job_ids[name] for name in job.needs]
             words.append(f"--dependency=afterok:{':'.join(ids)}")
-        words += [job.program, *job.arguments]
+        words += [*(of_cpu_jobs if job.program in WITHOUT_GPU else []), job.program, *job.arguments]
         job_ids[job.name] = job.name
         if not is_plan:
             study.logs.mkdir(parents=True, exist_ok=True)  # Slurm opens the logs, and makes no folder
@@ -222,11 +234,13 @@ def study(arguments: argparse.Namespace) -> None:
         # A line each: slurm/job.sh reads them into an array.
         sys.stdout.writelines(f"{word}\n" for word in [study.logs, *arguments_of(commands, arguments.job)])
         return
-    left, settings = checked(commands, is_plan=arguments.dry_run)
+    left, settings, lacking = checked(commands, is_plan=arguments.dry_run)
     if arguments.check:
         from sparsity_length.studies.cluster import check  # late, as torch takes seconds
 
-        check(commands, study, settings)
+        check(commands, study, settings, lacking)
+    elif lacking:
+        raise InputError("; ".join(lacking))
     elif arguments.slurm:
         submit_chain(commands, study, is_plan=arguments.dry_run)
     elif arguments.dry_run:
@@ -235,13 +249,14 @@ def study(arguments: argparse.Namespace) -> None:
         sys.exit(run_all(left, places(arguments.jobs, study.threads), study.logs))
 
 
-def checked(commands: Sequence[Command], *, is_plan: bool) -> tuple[list[Command], dict[str, Any]]:
-    """The commands that have something left to do, as their programs say; and what each command asks for.
+def checked(commands: Sequence[Command], *, is_plan: bool) -> tuple[list[Command], dict[str, Any], list[str]]:
+    """The commands that have something left to do, what each asks for, and what text they lack, in sentences.
 
     InputError for what a program would refuse hours later, such as a model trained with other settings. For a
     plan, the text need not be there.
     """
     finished: set[str] = set()
+    lacking: list[str] = []
     settings: dict[str, Any] = {}
     """Name of a command -> what it asks for."""
     for command in commands:
@@ -250,11 +265,11 @@ def checked(commands: Sequence[Command], *, is_plan: bool) -> tuple[list[Command
             arguments = stage.parse(command.arguments)
             settings[command.name] = stage.settings(arguments, [settings[name] for name in command.needs])
             # Only behind finished ones: what it starts from may still change.
-            if finished.issuperset(command.needs):
-                if not stage.left(arguments):
-                    finished.add(command.name)
-                elif not is_plan:
-                    stage.check_input(arguments)
+            is_next = finished.issuperset(command.needs)
+            if is_next and not stage.left(arguments):
+                finished.add(command.name)
+            elif not is_plan:
+                lacking += _refusal(command, partial(stage.check_input, arguments, is_next))
             # The checkpoint would be missing once the model is trained, and to have it, it is trained anew.
             intervals = {name: getattr(settings[name], "save_interval", 1) for name in command.needs}
             for step, (name, interval) in product(command.steps, intervals.items()):
@@ -265,4 +280,15 @@ def checked(commands: Sequence[Command], *, is_plan: bool) -> tuple[list[Command
                     )
         except InputError as error:
             raise InputError(f"{command.name}: {error}") from error
-    return [command for command in commands if command.name not in finished], settings
+    return [command for command in commands if command.name not in finished], settings, lacking
+
+
+def _refusal(command: Command, check_input: Callable[[], object]) -> list[str]:
+    """Why a command cannot begin, if it cannot, and how a study does without it."""
+    try:
+        check_input()
+    except InputError as error:
+        _, _, further = command.name.partition("-")
+        remedy = f" (further_evaluations.{further}=null leaves it out)" if further else ""
+        return [f"{command.name}: {error}{remedy}"]
+    return []

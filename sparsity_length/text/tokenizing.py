@@ -72,9 +72,13 @@ _SETTINGS = (
 )
 
 
-def check_input(arguments: argparse.Namespace) -> None:
-    """Refuse a text that cannot be opened or has no end, and a tokenizer that there is not."""
-    _, _, tokenizer = _opened(arguments)
+def check_input(arguments: argparse.Namespace, is_next: bool) -> None:
+    """Refuse a text that cannot be opened or has no end; and, as another command may make it, a tokenizer.
+
+    That is looked for only if the command `is_next`.
+    """
+    _sources(arguments)
+    tokenizer = _opened(arguments)[-1] if is_next else None
     if isinstance(tokenizer, Path):
         _load(tokenizer, arguments)
 
@@ -148,8 +152,8 @@ def _load(path: Path, arguments: argparse.Namespace) -> DocumentTokenizer:
     )
 
 
-def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], Path | int]:
-    """The sources that train and that evaluate, and the tokenizer, or the size of one to train."""
+def _sources(arguments: argparse.Namespace) -> tuple[list[Source], list[Source]]:
+    """The sources that train and that evaluate."""
     streams_c4 = "c4" in arguments.source
     if streams_c4 and arguments.num_tasks == 1 and arguments.max_documents is None:
         raise InputError(
@@ -158,7 +162,12 @@ def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], 
         )
     sources = open_sources(arguments.source, c4_split="train", text_field=arguments.text_field)
     evaluation = arguments.evaluation_source or (["c4"] if streams_c4 else [])
-    evaluation_sources = open_sources(evaluation, c4_split="validation", text_field=arguments.text_field)
+    return sources, open_sources(evaluation, c4_split="validation", text_field=arguments.text_field)
+
+
+def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], Path | int]:
+    """The sources that train and that evaluate, and the tokenizer, or the size of one to train."""
+    sources, evaluation_sources = _sources(arguments)
     tokenizer = parse_tokenizer_name(arguments.tokenizer)
     if isinstance(tokenizer, int) and arguments.num_tasks > 1:
         raise InputError(

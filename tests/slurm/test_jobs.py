@@ -333,6 +333,16 @@ def test_a_study_runs_from_text_to_results(
         assert (root / "run/results" / name).read_bytes() == content
 
 
+@pytest.mark.slow
+def test_a_study_runs_within_one_job(slurm: LocalSlurm, make_checkout: Callable[..., Path]) -> None:
+    root = make_checkout()
+    job_id = slurm.submit("--output=%x.log", "slurm/study.sh", "study.yaml", "models.short-pose=null", cwd=root)
+    said = (states(slurm.wait(job_id, timeout=500)), (root / "study.log").read_text()[-2000:])
+    assert said[0] == {"COMPLETED"}, said
+    assert [path.name for path in (root / "run" / "models").iterdir()] == ["long-seed1"]
+    assert (root / "run" / "results" / "loss_differences" / "long-seed1").is_dir()
+
+
 SITE = """
 module() { echo "loading $2"; test -n "$LMOD_OF_THE_SITE"; }
 module load cuda

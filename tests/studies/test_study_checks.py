@@ -46,6 +46,16 @@ StudyFile = Callable[..., Path]
         (["further_evaluations.along_training.steps=[3]"], "step 3 is to be measured, but .* every 2 "),
         (["data.tokenizer=none.json"], "there is no tokenizer none.json"),
         (["data.source=[nowhere.jsonl]"], "tokenize_c4: cannot read nowhere.jsonl: No such file"),
+        # All that is lacking at once, that of later commands, too, and how to do without it.
+        (
+            [
+                "data.source=[nowhere.jsonl]",
+                "further_evaluations.along_training.data.source=[none.jsonl]",
+                "further_evaluations.along_training.data.tokenizer=run/data/tokenizer.json",
+            ],
+            "nowhere.jsonl: No .*; tokenize_c4-along_training: cannot read none.jsonl: .* "
+            r"\(further_evaluations.along_training=null leaves it out\)",
+        ),
         (
             ["evaluation.max_documnets=3"],
             "field of an evaluation 'max_documnets'; did you mean 'max_documents'",
@@ -141,6 +151,30 @@ def test_each_job_waits_for_those_it_needs_and_is_given_its_tasks(
     in_one_piece = planned()  # which needs no merge
     assert "tokenize_c4-tasks" not in in_one_piece
     assert in_one_piece["tokenize_c4"][4:8] == ["--array=0-0", "slurm/tokenize_c4.sh", "--num-tasks", "1"]
+
+
+def test_what_is_null_is_left_out(study_file: StudyFile, tmp_path: Path) -> None:
+    def names(*overrides: str) -> set[str]:
+        return {command.name for command in commands_of(load_study(study_file(), overrides))}
+
+    without = names("sizes.large={config: tiny.yaml}", "sizes.tiny=null", "models.short-seed0=null")
+    assert "large-long-seed1" in without and not {"large-short-seed0", "tiny-long-seed1"} & without
+    trained = names("sizes.large={config: tiny.yaml, models: []}")
+    assert "tiny-long-seed1" in trained and not any("large-" in name for name in trained)
+
+
+def test_jobs_without_a_gpu_go_where_cluster_env_says(
+    study_file: StudyFile, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = load_study(study_file(), ["slurm.tokenize=2"])
+    (study_file().parent / "slurm").mkdir()
+    (study_file().parent / "slurm" / "cluster.env").write_text("export CPU_PARTITION=cpu\n")
+    monkeypatch.chdir(study_file().parent)
+    submit_chain(commands_of(study), study, is_plan=True)
+    for line in capsys.readouterr().out.splitlines():
+        (script,) = re.findall(r" (slurm/\w+\.sh)", line)
+        needs_gpu = "#SBATCH --gpus-per-node" in (ROOT / script).read_text()
+        assert ("--partition=cpu" in line) != needs_gpu, line
 
 
 def test_hours_and_disk_are_counted(study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
