@@ -154,7 +154,7 @@ def of_robustness() -> Numbers:
         number = ".2f" if words.endswith("nats") else ".0%"
         ends = [f"{round(value, 2) + 0.0:{number}}" for value in values]
         cells = ["{} [{}, {}]".format(*ends[:3]), "{} to {}".format(*ends[3:])]
-        cells.append(f"{len(failed)} of {len(changed)}{': ' if names else ''}{', '.join(names)}")
+        cells.append(f"{len(failed)}/{len(changed)}{': ' if names else ''}{', '.join(names)}")
         lines.append([words, *cells])
     return {
         "robustness": markdown(["headline", "as published", "variants", "variants that do not hold"], lines)
@@ -204,7 +204,7 @@ def of_few_tokens() -> Numbers:
     same_texts = smollm2[smollm2["document_id"].isin(gemma["document_id"])]
     by_loss = {
         name: rows_by(
-            # A null, where there is one, would decide the targets.
+            # A null, if there is one, would decide the targets.
             recovered_loss.token_effects(rows.query("distant_context == 'own'")).query("criterion == 'loss'"),
             "rule",
             "k",
@@ -293,7 +293,7 @@ def of_stricter_test() -> Numbers:
     def enough(k: int, least: float, most: float) -> str:
         # "left": 0.1 counts, 0.5 does not; 999 stands for no upper end.
         between = targets[targets["gain"].between(least, most, "left")]
-        # Null where no studied k reaches 90%: more than any k that is asked about.
+        # Null if no studied k reaches 90%: more than any k that is asked about.
         share = interval_over_documents(between["document_id"], between["k_90"].fillna(999) <= k)
         return f"{percent(share)} of {len(between)}"
 
@@ -462,7 +462,7 @@ def of_reach() -> Numbers:
                 curve = reach.of_curve(table, model, rope, template)
                 gap = reach.reach(curve)
                 is_last = gap is not None and gap == curve.index.max()
-                cells.append("-" if gap is None else f"{'≥ ' if is_last else ''}{gap:,}")
+                cells.append("-" if gap is None else f"{'≥' if is_last else ''}{gap:,}")
             columns[f"{name}, {reach.LOOKS[rope][1]}"] = cells
         plain = reach.of_curve(table, model, reach.PLAIN)
         less, last = reach.reads_less_than_trained(table, model)
