@@ -7,13 +7,13 @@
 # make test-gpu   the tests that need a GPU, and only those
 # make gpu        these, then the study of a GPU, olmo_configs/studies/gpu.yaml; TEXT=FOLDER holds its texts
 # make mutants    which wrong programs the fast tests notice (tests/README.md): some hours on one core, resumable
-# make golden     write tests/golden/ anew, after a change that is meant to move numbers
+# make golden     write tests/golden/ anew, after an intended change of numbers
 #
 # Each creates .venv and installs into it first. OPTIONS are pipeline/study.py's: OPTIONS=--dry-run lists the commands,
 # OPTIONS='evaluation.max_documents=32' overrides a field. What has finished is not made again:
-# the same command after an interruption goes on where it was.
+# after an interruption, the same command resumes.
 
-# A Python that the packages exist for; where there is none, uv, of the package index, brings one into .uv.
+# A Python that the packages exist for; if there is none, uv, of the package index, brings one into .uv.
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$name -c 'import sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null && command -v $$name && break; done)
 PY := .venv/bin/python
@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Compiled once, at installation: else each of the processes that start together would compile them for itself.
 IMPORTED := olmo.model, accelerate
 IMPORTED_BESIDE := transformers, statsmodels.api, matplotlib.pyplot, nbclient, duckdb
-# A file in one process, and a process a core: each collects all tests.
+# One process per core, and each file in one process: each process collects all tests.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo reference needed study test test-all test-gpu gpu lint ruff golden mutants install

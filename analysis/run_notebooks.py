@@ -7,7 +7,7 @@
 A notebook is skipped if the results lack its tables. The notebook sparsity_and_generalization also needs a
 short-context model and a long-context model that was neither selector nor evaluator.
 
-To execute some notebooks only, which must then lack nothing:
+To execute some notebooks only (the results must then have all their tables):
   sparsity run_notebooks --results runs/demo/results --figures runs/demo/figures --notebooks loss_differences
 """
 
@@ -54,7 +54,7 @@ def missing_inputs(notebook: str, arguments: argparse.Namespace) -> str | None:
 
 
 def execute(path: Path, figures: Path, parameters: Mapping[str, Any]) -> None:
-    """Execute a notebook and write the executed copy, also where a cell fails, which is an InputError.
+    """Execute a notebook and write the executed copy, also if a cell fails, which is an InputError.
 
     Args:
         path: the notebook.

@@ -36,7 +36,7 @@ from sparsity_length.results.schemas import DIVERGENCE
 from sparsity_length.results.table import as_table
 
 _FEW_TOKENS = 16
-"""The page tells of the largest k that was asked for and is no larger."""
+"""The page reports the largest requested k that is no larger."""
 _WIDTH = 155  # the table is as wide
 _NOTES = """\
 Nats per token [95% over documents]. "KL gain": expected by the model's own prediction. "document-specific":
@@ -59,7 +59,7 @@ def chosen_measure(results: Path) -> tuple[str, str] | None:
 
 
 def answers(results: Path) -> Iterator[str]:
-    """Worth of the distant context, what few tokens recover, how many it takes, who loses without it."""
+    """Worth of the distant context, recovery by few tokens, needed tokens, losses of short-context models."""
     losses = Results(results).frame("loss_differences")
     models = rows_by(summarize_models(losses), "model")
     chosen = chosen_measure(results)
@@ -86,7 +86,7 @@ def answers(results: Path) -> Iterator[str]:
 def lengths_needed(results: Path) -> Iterator[str]:
     """Nearest tokens that give 90% of the gain of the longest context, one sentence per model that gains."""
     table = needed_context(Results(results).frame("length_losses"))
-    # No window is given where the longest context is not clearly worth anything.
+    # No window is given if the longest context is not clearly worth anything.
     for row in table[table["criterion"] == "loss"].dropna(subset="window_90").to_dict("records"):
         window = [f"{row[f'window_90{end}']:.0f}" for end in ("", "_low", "_high")]
         yield (

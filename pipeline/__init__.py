@@ -1,1 +1,1 @@
-"""The programs, one a file: `python pipeline/NAME.py`, or `sparsity NAME` once installed."""
+"""The programs, one per file: `python pipeline/NAME.py`, or `sparsity NAME` once installed."""

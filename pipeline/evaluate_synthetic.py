@@ -65,9 +65,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=positive_int,
         nargs="+",
         required=True,
-        help="sizes of the test examples, in the task's own unit (letters, bits, digits, assignments, or"
-        " prompt"
-        " tokens)",
+        help="sizes of the test examples, in the task's own unit: letters, bits, digits, assignments, or"
+        " prompt tokens",
     )
     add(
         "--sparsities",

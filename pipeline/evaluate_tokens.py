@@ -27,7 +27,7 @@ from sparsity_length.measuring.settings import measuring_stage
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add whose choices are tried, and among what."""
+    """Add whose choices are evaluated, and under which ablation."""
     add = parser.add_argument
     # fmt: off
     add("--choices", type=folder_path, required=True, metavar="RESULTS",

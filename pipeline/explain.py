@@ -16,8 +16,8 @@
    alone restore most of it. The program gives up the candidate that the others can best do without, until
    --sources are left and each is needed. Then it shortens them at both ends as long as 95% of the effect
    that they restore is left. So a source is a few words in a row, or one (--unit: whole sentences). All of
-   this is estimated from the sources and the near tokens alone. It never looks at the target token, unless
-   several tokens are explained as a whole.
+   this is estimated from the sources and the near tokens alone. The search never looks at the target token,
+   unless several tokens are explained as a whole.
 3. Finally it puts the sources back into the text of two other documents, which the search has not seen, and
    measures the fraction of the total effect that they recover. A prediction whose sources recover less than
    10% has "no source". It also swaps each source alone: a source is "needed" if that causes at least 10% of
@@ -159,7 +159,7 @@ def main(arguments: argparse.Namespace) -> None:
         device=arguments.device,
         trust_remote_code=arguments.trust_remote_code,
         rope=arguments.rope and str(arguments.rope),
-        # Into a stream a page is written once.
+        # A stream gets the page only once.
         show=show if stream_of(arguments.out) is None else None,
         started=started,
     )
@@ -168,7 +168,7 @@ def main(arguments: argparse.Namespace) -> None:
         write_json(arguments.json, explanation.record)
     if arguments.csv is not None:
         write_text(arguments.csv, explanation.frame.to_csv(index=False, float_format="%.4g"))
-    # Where a file is on standard output, nothing else is.
+    # If a file goes to standard output, nothing else does.
     if not any(stream_of(path) == 1 for path in outputs.values() if path is not None):
         is_colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         sys.stdout.write(explanation.in_words(is_colored=is_colored))
@@ -199,7 +199,7 @@ def _messages(text: str, file: str) -> list[dict[str, Any]]:
     except (ValueError, TypeError, KeyError) as error:
         problem = cause_of(error)
     raise InputError(
-        f"{file} is no chat: a JSON list of messages with role and content is expected ({problem})"
+        f"{file} is not a chat: a JSON list of messages with role and content is expected ({problem})"
     )
 
 

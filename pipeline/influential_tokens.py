@@ -38,7 +38,7 @@ from sparsity_length.measuring.settings import measuring_stage
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add what is selected, by which rules, and where it is tried."""
+    """Add what is selected, by which rules, and where it is evaluated."""
     Selecting.add_flags(parser)
     parser.add_argument(
         "--rule-file",

@@ -1,4 +1,4 @@
-"""Query a results folder with SQL, where each table is a view, or export it.
+"""Query a results folder with SQL (each table is a view), or export it.
 
   sparsity query --results runs/demo/results
   sparsity query --results runs/demo/results \\
@@ -6,9 +6,9 @@
   sparsity query --results runs/demo/results --out gap.parquet "SELECT * FROM loss_differences"
   sparsity query --results runs/demo/results --out runs/demo/exported
 
-Without SQL, it lists the columns of all views (explained in pipeline/RESULTS.md) or, with --out, exports each
-table as one file. The dialect is DuckDB's; other files can be read by their path in quotes. A query must be a
-single SELECT.
+Without SQL, the program lists the columns of all views (explained in pipeline/RESULTS.md) or, with --out,
+exports each table as one file. The dialect is DuckDB's; other files can be read by their path in quotes. A
+query must be a single SELECT.
 
 The program first verifies the SHA-256 of every file of the tables that the query names. It refuses damaged
 files, and files of one model that were made with different settings. It warns if models were measured
@@ -123,13 +123,13 @@ def main(arguments: argparse.Namespace) -> None:
     is_stream = out is not None and stream_of(out) is not None
     if arguments.sql is None and out is not None:
         if is_stream:
-            raise InputError(f"--out {out} is no folder to export to; give a query, whose rows go there")
+            raise InputError(f"--out {out} is not a folder to export to; give a query, whose rows go there")
         export(results, out)
         return
     try:
         found = select(connect(results, arguments.sql), arguments.sql or _COLUMNS)
         if out is None:
-            # All columns where the output is a file, and not a terminal.
+            # All columns if the output is a file, and not a terminal.
             found.show(max_rows=200, max_width=shutil.get_terminal_size(fallback=(1000, 0)).columns)
         elif not is_stream and out.suffix not in (".csv", ".parquet"):
             raise InputError(f"--out {out} is neither .csv nor .parquet")

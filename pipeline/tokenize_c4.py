@@ -43,9 +43,9 @@ Each task takes a run of whole files, so --num-tasks does not change which docum
 where training files end, which duplicates are found (within a task for training, over all tasks for
 evaluation) and, with --max-documents, which documents are used: each task takes an equal share.
 
-Run the same command again to resume after the last complete training file, with identical bytes; if the data
-(or the task) is complete, it ends at once. It refuses a folder that holds other data, lacks a file, or is in
-use by another process.
+Run the same command again to resume after the last complete training file, with identical bytes. If the data
+(or the task) is complete, the program ends at once. It refuses a folder that holds other data, lacks a file,
+or is in use by another process.
 
 Memory: 0.3 GiB, one training file, 4 bytes per token of all evaluation documents, and 130 bytes per document
 for finding duplicates. Threads: one per core, or the value of the environment variable RAYON_NUM_THREADS.

@@ -8,11 +8,11 @@ Tasks (sparsity_length/synthetic/tasks.py shows an example of each):
              sparse_lookup, sparse_parity_scratchpad, variable_assignment_hops
   without k  parity_scratchpad, variable_assignment, addition, addition_padded, copy, cues_1, cues_2, cues_4
 
-Position schemes: contiguous, pose, randomized; coupled, where the response's coupled IDs are given in
-training and, as an oracle, in testing; and predicted (PPC), where the model learns to predict these IDs in
-training and must predict them in testing. With contiguous position IDs and another attention
+Position schemes: contiguous, pose, randomized; coupled (the response's coupled IDs are given in training and,
+as an oracle, in testing); and predicted (PPC: the model learns to predict these IDs in training and must
+predict them in testing). With contiguous position IDs and another attention
 (sparsity_length/synthetic/schemes.py): nope (no positions), alibi, dape_nope and dape_alibi (DAPE V2 over
-either), and sparse, where each row attends to the model.num_keys keys with the largest scores.
+either), and sparse (each row attends to the model.num_keys keys with the largest scores).
 
 On a laptop, a few minutes on two cores:
   sparsity train_synthetic olmo_configs/synthetic/small.yaml --task copy --positions predicted \\

@@ -21,7 +21,7 @@ saved_in() {
 }
 
 # Slurm sends this shell USR1 shortly before the time limit (#SBATCH --signal). The command gets SIGTERM, and once it
-# has ended the job goes back into the queue, to go on from what was saved. Had it saved nothing since it started, it
+# has ended, the job goes back into the queue, to resume from what was saved. Had it saved nothing since it started, it
 # would come back to this very place for ever: it fails.
 requeue() {
   trap '' TERM USR1 # from here on it is the requeue that ends this shell
@@ -34,7 +34,7 @@ requeue() {
     exit 1
   fi
   if ! scontrol requeue "$job"; then
-    echo "--- $(date) scontrol could not put it back into the queue: submit the same again, to go on from what is saved"
+    echo "--- $(date) scontrol could not requeue this job: submit the same command again to resume from what is saved"
     exit 75
   fi
   echo "--- $(date) back into the queue"
@@ -79,7 +79,7 @@ export PET_SHUTDOWN_TIMEOUT=110                     # seconds that torchrun gran
 
 echo "--- $(date) $SLURM_JOB_NAME $job on $SLURM_JOB_NODELIST, restart ${SLURM_RESTART_COUNT:-0}"
 
-# A process a GPU on every node; they meet on the first node, which runs this, at its address: not every cluster knows
+# One process per GPU on every node; they meet on the first node, which runs this, at its address: not every cluster knows
 # its nodes by name. Which node is the first torchrun would ask of the names, too.
 address=$(hostname -I 2>/dev/null | cut -d' ' -f1) || true
 # shellcheck disable=SC2016,SC2034

@@ -16,7 +16,7 @@ target           a predicted token
 short context    the s tokens right before the target, its near tokens
 distant context  all tokens before those; both together are the long, or full, context
 source           an influential distant token, or in `explain` a word or sentence
-divergence       KL from the prediction with the long context; losses and divergences are nats
+divergence       KL from the prediction with the long context; losses and divergences are in nats
 
 model      an OLMo run or checkpoint, a Hugging Face folder, or a name on the hub; or a causal LM of
            transformers or ai2-olmo in memory, with its tokenizer. A model in memory is not changed.
@@ -28,7 +28,7 @@ texts      a string or many: a list, a pandas series, or a column of a data set.
 
 A text is read with the model's own tokens. What the tokenizer puts before every text (BOS, such as <s>)
 belongs to the model, which sees it at the start of every context, short ones included, unless bos="none". It
-is no token of the text: it has no row and is counted nowhere. Control tokens in a text (<|im_start|>) are
+is not a token of the text: it has no row and is counted nowhere. Control tokens in a text (<|im_start|>) are
 plain text unless special_tokens=True. The context is the text's own; a text longer than `long_context_length`
 is read in chunks that overlap by half.
 A progress bar on standard error shows the remaining time; TQDM_DISABLE=1 hides it. Bad input raises an

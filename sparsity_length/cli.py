@@ -241,7 +241,7 @@ def number(kind: Callable[[Any], Number], least: float, most: float = math.inf) 
                 raise ValueError
         except (TypeError, ValueError, OverflowError):
             what = "whole number" if kind is int else "number"
-            raise argparse.ArgumentTypeError(f"{given!r:.99} is no {what}") from None
+            raise argparse.ArgumentTypeError(f"{given!r:.99} is not a {what}") from None
         if not least <= value <= most:
             raise argparse.ArgumentTypeError(f"{given} is not from {least} to {most}")
         return value
@@ -305,7 +305,7 @@ def main() -> None:
 
 def _all_programs() -> str:
     """The programs by groups, each with the first line of its manual."""
-    lines = ["`sparsity PROGRAM --help` prints the manual of a program. Hyphens in names work, too."]
+    lines = ["`sparsity PROGRAM --help` prints the manual of a program. Hyphens may replace underscores."]
     for group, modules in PROGRAMS.items():
         lines.append(f"\n{group}:")
         for module in modules:

@@ -30,7 +30,7 @@ def setting(
 
     Args:
         kind: reads a word of a command line, and checks a value; ValueError, TypeError or argparse's own
-            error where that is none.
+            error if that is none.
         many: "+" if it is a tuple of such, "*" if it may be empty; one value alone is taken for one of one.
         choices: the valid values.
     """
@@ -61,7 +61,7 @@ class Settings:
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
     def resolve(self) -> dict[str, Any]:
-        """What follows from the other fields, by name; InputError where they do not fit together."""
+        """What follows from the other fields, by name; InputError if they do not fit together."""
         return {}
 
     @property

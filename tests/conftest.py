@@ -1,7 +1,7 @@
 """Tiny OLMo models that every test may use; how the tests are shared among processes.
 
-`make test` runs a process a core (pytest-xdist), and a whole file in one of them: fixtures of a file or of
-the session are made once in each process that needs them. So a test may not rely on another file's tests,
+`make test` runs one process per core (pytest-xdist), and a whole file in one process: fixtures of a file or
+of the session are made once in each process that needs them. So a test may not rely on another file's tests,
 write anywhere but in its own folders (`tmp_path`, `tmp_path_factory`), take a fixed port, or look for
 processes other than its own. Its name, parameters included, must be the same in every process, and quick
 to make: every process collects all tests. Waiting needs a generous limit: the other processes keep the

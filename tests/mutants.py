@@ -1,12 +1,13 @@
 """Which wrong programs do the fast tests notice? `make mutants`: some hours on one core, resumable.
 
-Draws mutants of one token each (cosmic-ray's operators: another number, comparison or operator, a condition
-negated, a loop that never runs) from the packages that make numbers, at most one for each place in the
-source, and runs on each the tests that execute its line, nearest and quickest first, until one fails, or a
-tenth of the suite's time is over: a test that is farther away may notice what is said to survive. What is
-executed at import (defaults, fields, constants) may concern any test. Results are lines of
-tests/mutants.jsonl; what each test executes is recorded once, in runs/mutants. Another run goes on there, on
-another machine too, and tries anew what was killed by a test that is gone; with --again also what survived.
+The program draws mutants of one token each (cosmic-ray's operators: another number, comparison or operator, a
+condition negated, a loop that never runs) from the packages that make numbers, at most one for each place in
+the source. On each, it runs the tests that execute its line, nearest and quickest first, until one fails or
+10% of the suite's time is over; so a test that is farther away may notice a mutant that survives here. Lines
+that are executed at import (defaults, fields, constants) may concern any test. Results are lines of
+tests/mutants.jsonl; what each test executes is recorded once, in runs/mutants. Run the program again to
+resume, on another machine too; it then repeats mutants killed by a test that is gone and, with --again,
+survivors.
 
 A mutant lives in memory, in a process forked from this one, which has imported the libraries but nothing of
 the repository. Programs that tests start in processes of their own stay unchanged: a mutant which only such

@@ -62,7 +62,7 @@ class Shown:
 
     @property
     def program(self) -> str | None:
-        """The file of this repository that it runs, below the root; None where it names none."""
+        """The file of this repository that it runs, below the root; None if it names none."""
         if found := _INSTALLED.search(self.text):
             module = MODULES.get(found[1], f"sparsity_length.programs.{found[1]}")
             _, package, *names = module.split(".")
@@ -382,7 +382,7 @@ def without_make(shown: Shown) -> Shown:
 
 
 def module_of(shown: Shown) -> str | None:
-    """The module of the program that a command runs; None where it runs none of this repository."""
+    """The module of the program that a command runs; None if it runs none of this repository."""
     if shown.program is None or not (ROOT / shown.program).is_file() or shown.program.endswith(".sh"):
         return None
     module = shown.program.removesuffix(".py").replace("/", ".")

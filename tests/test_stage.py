@@ -157,7 +157,7 @@ def test_bad_input_is_one_sentence_and_exit_code_two(
         (["SELECT 1", "--results", "empty"], "empty holds no results"),
         (["SELECT 1", "--results", "unmarked"], "unmarked holds no results"),
         (["FROM length_losses", "--results", "cut"], "parquet has"),
-        (["--out", "-"], "no folder to export to"),
+        (["--out", "-"], "not a folder to export to"),
         (["SELECT 1", "--out", "a.json"], "neither .csv nor .parquet"),
     ):
         code, said, error = typed(query.STAGE.main, "query.py", "--results", results, *asked)

@@ -8,7 +8,7 @@ stand alone beside the short context. Recovered is a ratio of sums over the pred
 
     (loss with the short context - loss with k tokens, too) / (loss with the short context - full loss)
 
-One text proves little: it shows how a study is made. Intervals, other documents and a null baseline are in
+One text proves little; it shows how to make a study. Intervals, other documents and a null baseline are in
 pipeline/influential_tokens.py.
 """
 
@@ -27,7 +27,7 @@ RULES = {"leave_one_out_divergence": "chosen", "recency": "recency", "random": "
 
 def recovered(text: str, model: str, rule: str, **lengths: Any) -> "pd.Series[float]":
     """The fraction of the gain that k tokens of a rule recover, by k."""
-    # Nothing stands where a token is left out; every prediction of the text with distant tokens enough
+    # Left-out tokens are removed; every prediction of the text with enough distant tokens
     # counts.
     tokens = influential_tokens(text, model, rule=rule, k=KS, ablation="mask", **lengths)
     # A ratio of sums: single predictions whose gain is near 0 would rule a mean of ratios.
@@ -35,7 +35,7 @@ def recovered(text: str, model: str, rule: str, **lengths: Any) -> "pd.Series[fl
 
 
 def main(text_file: str, model: str, figure_file: str, **lengths: Any) -> pd.DataFrame:
-    """Measure the three rules, draw a line each, and give the table: a row a k, a column a rule."""
+    """Measure the three rules, draw one line each, and give the table: one row per k, one column per rule."""
     text = Path(text_file).read_text(encoding="utf-8")
     table = pd.DataFrame({name: recovered(text, model, rule, **lengths) for rule, name in RULES.items()})
     figure, ax = plt.subplots(figsize=(5, 3), layout="constrained")

@@ -3,8 +3,8 @@
   sparsity length_failures --kept analysis/reference/real_model --out runs/real_model
 
 The program prints how far the model reads (how much of a planted fact's effect remains at each distance), how
-much another text's tokens disturb predictions by distance and number, and the slopes with their verdict. It
-also draws the figures. The questions, decision rules and power were written down beforehand (analysis/LOG.md,
+much another text's tokens disturb predictions by distance and number, and the slopes with their verdict, and
+draws the figures. The questions, decision rules and power were written down beforehand (analysis/LOG.md,
 2026-11-27 and 2026-11-29).
 
 The kept tables have one row per target. They are made from results of length_interference (--interference;

@@ -1,4 +1,4 @@
-"""Cues, where only the number of tokens that decide differs: excess loss by length and by distance.
+"""Cues, of which only the number differs: excess loss by length and by distance.
 
 Contrasts of the growth with length, and at one distance of the farthest cue, were made at commit 30cc5e52
 (analysis/SYNTHETIC.md).
@@ -21,7 +21,7 @@ _PANELS = {
 
 
 def cues_figure(plain: pd.DataFrame) -> Figure:
-    """Excess loss against length: a panel a place of the cues, a line a number."""
+    """Excess loss against length: one panel per place of the cues, one line per number."""
     shown = {title: of for title, of in _PANELS.items() if of[1] in set(plain["positions"])}
     figure, axes = drawing.panels(len(shown), 2.6)
     for ax, (title, (ending, positions)) in zip(axes, shown.items(), strict=True):
@@ -60,7 +60,7 @@ def cues_figure(plain: pd.DataFrame) -> Figure:
 
 
 def distances_figure(examples: pd.DataFrame) -> Figure:
-    """Excess loss by the distance of the farthest cue, a line a number of cues."""
+    """Excess loss by the distance of the farthest cue, one line per number of cues."""
     figure, (ax,) = drawing.panels(1, 2.6)
     # Bins include their upper end: a cue 64 tokens away is in the first.
     bins = pd.cut(examples["distances"].map(max), [0, *BINS.values()], labels=list(BINS))

@@ -7,14 +7,14 @@ the near tokens alone. The *share kept* at a gap is
 
     1 - KL(full || full at the gap) / KL(full || near)
 
-1 at a gap of 0, 0 where the prediction is as far off as without any distant token, negative where it is
+1 at a gap of 0, 0 if the prediction is as far off as without any distant token, negative if it is
 farther. The predictor is `mean_log2_k`, how many distant tokens the prediction needs, in doublings, by KL at
 gap 0 in swapped contexts; beside it that by removal, kept of an earlier study. Slopes on it, per doubling,
 with natural splines of the logarithm of the total effect and of the entropy held constant:
 
     trained   share kept at a gap of 2,048, clipped to [0, 1]                   the claim says: below 0
     unseen    fall of the share kept from 4,096 to 9,216, over its mean          above 0
-    readable  share kept at 9,216 with YaRN, less that without                  above 0
+    readable  share kept at 9,216 with YaRN, minus that without                 above 0
 
 The last two are winsorized at 2%. Intervals: Student's, with the jackknife over texts. Plan and rules:
 analysis/LOG.md, 2026-11-29.
@@ -53,11 +53,11 @@ from sparsity_length.text.folder import TokenizedData
 KEYS = ["document_id", "target_position"]
 RULE = "leave_one_out_divergence"
 BY_REMOVAL = "mean_log2_k_by_removal"
-"""The second predictor: of an earlier study, where distant tokens were removed and not swapped."""
+"""The second predictor: of an earlier study, in which distant tokens were removed, not swapped."""
 HALVES = ["mean_log2_k_first", "mean_log2_k_second"]
-"""The predictor in either half of the swapped contexts that it was tried in."""
+"""The first predictor by each half of the trial's swapped contexts."""
 PREDICTORS = {SPARSITY: "in swapped contexts", BY_REMOVAL: "by removal"}
-"""And how the page calls them."""
+"""Predictor -> its name on the page."""
 MOVED_FILE = "moved_targets.parquet"
 SWAPPED = "swapped"
 OF_EFFECT = "share of the total effect"
@@ -66,7 +66,7 @@ OF_EFFECT_AND_WORTH = f"{OF_EFFECT}, with log_worth"
 LEAST_EFFECT = 0.1
 """Total effect, and worth of the distant context, below which a share says little, nats."""
 FEWEST_TEXTS = 24
-"""With the first predictor; of fewer the second one decides, and says so."""
+"""Texts that the first predictor needs to decide; with fewer, the second decides."""
 WINSORIZED = 0.02
 CONTROLS = ("log_total_effect", "entropy")
 SPLINES = (*CONTROLS, "log_worth")
@@ -78,11 +78,11 @@ class Outcome(NamedTuple):
 
     words: str
     sign: int
-    """Of a slope that the claim predicts."""
+    """Sign of the slope that the claim predicts."""
     smallest: float
     """SESOI per doubling, in the outcome's unit."""
     values: Callable[[pd.DataFrame], pd.Series]
-    """Of targets with columns "kept ROPE GAP"."""
+    """Targets with columns "kept ROPE GAP" -> the outcome of each."""
 
 
 def _winsorized(values: pd.Series) -> pd.Series:
@@ -102,7 +102,7 @@ def fall(first: int, second: int, targets: pd.DataFrame) -> pd.Series:
 
 
 def gained(gap: int, targets: pd.DataFrame) -> pd.Series:
-    """The share kept with YaRN less that without."""
+    """The share kept with YaRN minus that without."""
     return _winsorized(targets[f"kept {YARN} {gap}"] - targets[f"kept {PLAIN} {gap}"])
 
 
@@ -280,7 +280,7 @@ def jackknifed(
 
 
 def p_value(found: Interval, num_documents: int, sign: int, smallest: float) -> float:
-    """Two-sided p-value of a slope beyond the smallest effect on the side of `sign`; Student's."""
+    """Two-sided p-value of a slope beyond the SESOI on the side of `sign`; Student's."""
     error = (found.high - found.low) / 2 / t.ppf(0.975, num_documents - 1)
     return float(min(1, 2 * t.sf((sign * found.estimate - smallest) / error, num_documents - 1)))
 
@@ -306,8 +306,8 @@ def slopes(targets: pd.DataFrame, predictor: str) -> pd.DataFrame:
 def _word(row: Row) -> str:
     """One outcome by its rule.
 
-    Supported: beyond the smallest effect on the claimed side, by Holm where two are tested. Refuted: within
-    the smallest effect, or on the other side of 0.
+    Supported: beyond the SESOI on the claimed side, by Holm if two are tested. Refuted: within
+    the SESOI, or on the other side of 0.
     """
     _, sign, smallest, _ = OUTCOMES[row["outcome"]]
     low, high = sorted([sign * row["slope_low"], sign * row["slope_high"]])

@@ -33,7 +33,7 @@ def values_of(placed: pd.DataFrame, near: int, placement: str, role: str) -> pd.
 
 
 def of_conditions(placed: pd.DataFrame) -> pd.DataFrame:
-    """Effect of each condition: a row a text, role and condition; intervals over texts and models.
+    """Effect of each condition: one row per text, role and condition; intervals over texts and models.
 
     Own text: rise of the loss over that with 64 tokens as in training. Another text's tokens: length
     interference. `share` is that of the condition "both".
@@ -71,7 +71,7 @@ def mean_over_models(values: pd.DataFrame) -> Row:
 
 
 def figure(table: pd.DataFrame) -> Figure:
-    """Effects of distance and number, alone and together: a panel a text, a bar a condition and role."""
+    """Effects of distance and number: one panel per text, one bar per condition and role."""
     figure, axes = drawing.panels(2, 2.3, sharey=True)
     names = list(CONDITIONS)
     titles = {"own": "rise of the loss on the text itself", "swap": "interference of another text (KL)"}

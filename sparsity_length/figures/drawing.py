@@ -338,7 +338,7 @@ def panels(num_columns: int, height: float, **subplots: Any) -> tuple[Figure, np
 
 
 def save(figure: Figure, folder: Path, name: str, *, with_pdf: bool = True) -> None:
-    """Write `<folder>/<name>.png` (200 dots an inch) and `.pdf`; the same figure gives the same bytes."""
+    """Write `<folder>/<name>.png` (200 dots per inch) and `.pdf`; the same figure gives the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     logging.getLogger("fontTools").setLevel(logging.WARNING)  # it tells of every glyph of a PDF
     # The matplotlib version and the date would change the bytes of an unchanged figure.

@@ -1,6 +1,6 @@
-"""Do short-context models lose more where a prediction needs more distant tokens? The slope of the gap.
+"""Do short-context models lose more on predictions that need more distant tokens? The slope of the gap.
 
-    gap = L_short - L_long ~ mean_log2_k + controls        nats a doubling
+    gap = L_short - L_long ~ mean_log2_k + controls        nats per doubling
 
 L is the loss under the long context, a mean over the short-context seeds minus the mean over other
 long-context ones (`figures.slopes`). The preregistered studies, whose other outcomes, negative control and
@@ -56,7 +56,7 @@ def outcome_targets(sparsity: pd.DataFrame, losses: pd.DataFrame, models: Sequen
         losses: loss_differences of the evaluators and of `models`.
 
     Returns:
-        document_id, target_position, "mean_log2_k of EVALUATOR" (doublings; null where there is too little to
+        document_id, target_position, "mean_log2_k of EVALUATOR" (doublings; null if there is too little to
         recover), divergence and least_divergence (mean and least D(0), nats), gain and difficulty (the
         evaluators' mean loss_difference and long_context_loss, nats), position (tokens), token_id,
         "long_context_loss of MODEL" (nats).
@@ -174,7 +174,7 @@ def gap_slope(targets: pd.DataFrame, *, short: Sequence[str], long: Sequence[str
 
 
 def binned(targets: pd.DataFrame, *, short: Sequence[str], long: Sequence[str]) -> pd.DataFrame:
-    """The gap against mean_log2_k with the controls held constant: a row an eighth of the targets.
+    """The gap against mean_log2_k with the controls held constant: one row per eighth of the targets.
 
     What the regression leaves, with the slope's part and the mean gap: columns mean_log2_k (the eighth's
     mean), num_targets, num_documents, gap with its interval.

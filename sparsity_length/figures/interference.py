@@ -1,8 +1,8 @@
 """Length interference in a real model: slopes on the tokens needed, tables, figures, the verdict.
 
 The outcome of a target is h, the length interference: KL(p(.|near tokens) || p(.|another text's distant
-tokens, near tokens)), mean over distant texts, where the distant tokens stand at a distance that the model
-was never trained on. (Trained is not read: reach.py measures how far a told fact is read.) The predictor is
+tokens, near tokens)), mean over distant texts, with distant tokens at a distance that the model was never
+trained on. (Trained is not read: reach.py measures how far a stated fact is read.) The predictor is
 `mean_log2_k` within the near tokens. Three slopes per doubling:
 
     ratio   log E[h]       ~ mean_log2_k + controls     Poisson quasi-likelihood
@@ -42,7 +42,7 @@ RULE = "leave_one_out_divergence"
 PRIMARY = "swap:512@10752"
 """The placement that decides: at an unseen distance."""
 TRAINED = "swap:512@7680"
-"""The negative control: at a trained one, where a told fact is hardly read (reach.py)."""
+"""The negative control: at a trained one, at which a stated fact is hardly read (reach.py)."""
 UNSEEN = "swap:512@11776"
 READ = ("swap:512@2048", "swap:512@4096")
 """At distances at which a told fact is read."""
@@ -125,7 +125,7 @@ def with_outcomes(targets: pd.DataFrame) -> pd.DataFrame:
     columns = {name: mean_interference(targets, name) for name in (PRIMARY, TRAINED)}
     found = targets.assign(**columns, stake=mean_interference(targets, STAKE))
     logs = {"log_total_effect": "total_effect", "log_stake": "stake", "log_trained": TRAINED}
-    # The floor keeps logarithms finite where a KL is 0, or below it by rounding.
+    # The floor keeps logarithms finite if a KL is 0, or below it by rounding.
     return found.assign(**{name: np.log(found[of].clip(lower=1e-6)) for name, of in logs.items()})
 
 
@@ -211,7 +211,7 @@ def verdict(table: pd.DataFrame) -> str:
     """Decide by the rule written down before: "supported", "refuted" or "inconclusive".
 
     Supported: ratio and nats above 0 by Holm, the share not below 0, both shape rows above 0; length-specific
-    if the ratio lies above the negative control's, too. Refuted: all three end below the smallest effect, or
+    if the ratio lies above the negative control's, too. Refuted: all three end below the SESOI, or
     ratio and nats are below 0 by Holm (two verdicts in the log). Inconclusive: else.
     """
     rows = rows_by(table, "variant", "kind")

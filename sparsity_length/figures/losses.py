@@ -23,12 +23,12 @@ _CHUNK = ["document_id", "chunk_index"]
 
 
 def summarize_models(loss_differences: pd.DataFrame) -> pd.DataFrame:
-    """A row a model: how much its long context helps.
+    """One row per model: how much its long context helps.
 
     Returns:
         model, num_targets, num_documents, short_context_loss, long_context_loss (means, nats), then with
         intervals loss_difference (nats; positive = the long context helps), expected_gain (the mean
-        short_context_divergence) and document_specific_gain; the last two are NaN where they were not
+        short_context_divergence) and document_specific_gain; the last two are NaN if they were not
         measured.
     """
 
@@ -47,7 +47,7 @@ def summarize_models(loss_differences: pd.DataFrame) -> pd.DataFrame:
 
 
 def losses_by_context_length(length_losses: pd.DataFrame) -> pd.DataFrame:
-    """Mean loss at each context length: a row a model and length.
+    """Mean loss at each context length: one row per model and length.
 
     Columns model, context_length (tokens), num_targets, num_documents, loss with its interval (nats).
     """
@@ -74,7 +74,7 @@ def losses_beside_reference(length_losses: pd.DataFrame, reference: str, shortes
 
 
 def _weighed_means(chunks: pd.DataFrame, name: str, column: str) -> pd.DataFrame:
-    """A row a model and context length: the mean of a column, weighed by a chunk's targets, called `name`."""
+    """One row per model and context length: the mean of a column, weighted by targets, called `name`."""
 
     def numbers(chunks: pd.DataFrame) -> dict[Hashable, float]:
         weights = chunks["num_targets"]
@@ -140,15 +140,15 @@ KEPT = (90, 95, 99)
 
 
 def needed_context(length_losses: pd.DataFrame) -> pd.DataFrame:
-    """Which windows keep 90, 95 and 99 % of what the longest context is worth: a row a model and criterion.
+    """Windows that keep 90, 95 and 99 % of the longest context's worth: one row per model and criterion.
 
     The longest context is worth what it gives more than the shortest. A window here is all that a prediction
     can see. Sliding-window attention of w tokens in several layers sees further, so it loses at most this
-    much, if the model has learnt to do without.
+    much, if the model has learned to do without.
 
     Returns:
         model, criterion, num_targets, num_documents, then with intervals over documents worth (nats) and
-        window_90 and so on (tokens; NaN where the loss is not clearly lower with the longest context).
+        window_90 and so on (tokens; NaN if the loss is not clearly lower with the longest context).
     """
     rows: list[dict[Hashable, Any]] = []
     for model, chunks in length_losses.groupby("model", sort=False):
@@ -165,7 +165,7 @@ def needed_context(length_losses: pd.DataFrame) -> pd.DataFrame:
             num_targets_D = sums["num_targets"].unstack().iloc[:, -1].to_numpy()
             sums_JD = values_DJ.to_numpy().T
             worth = ratio_of_sums(sums_JD[0] - sums_JD[-1], num_targets_D)
-            if criterion == "loss":  # where the loss says no, the divergence tells of harm
+            if criterion == "loss":  # if the loss does not fall, the divergence shows harm
                 has_worth = bool(worth.low > 0)  # NaN of a single document: it says nothing of others
             row: dict[Hashable, Any] = {"model": model, "criterion": criterion}
             row |= {"num_targets": int(num_targets_D.sum()), "num_documents": len(num_targets_D)}
@@ -181,7 +181,7 @@ def needed_context(length_losses: pd.DataFrame) -> pd.DataFrame:
 def windows_keeping(values_XJ: np.ndarray, lengths_J: np.ndarray, percent: float) -> np.ndarray:
     """The least context that keeps so much of what the longest gives more than the shortest: float64 [X].
 
-    Between measured lengths by straight lines in log2 of the length; NaN where the longest gives no more.
+    Between measured lengths by straight lines in log2 of the length; NaN if the longest gives no more.
 
     Args:
         values_XJ: losses or divergences, at J ascending lengths.

@@ -66,7 +66,7 @@ def verdict(accuracy: pd.DataFrame) -> str:
     lose it fail by something else than the number.
     """
     rows = accuracy[accuracy["is_learnt"]]
-    # NaN, where seeds or functions are lacking, decides nothing.
+    # NaN, if seeds or functions are missing, decides nothing.
     if not by_seed(rows, "parity", [1]).mean() >= HOLDS or not or_minus_parity(rows, MANY).low > 0:
         return "inconclusive"
     of_or = by_seed(rows, "or", [8]).mean()

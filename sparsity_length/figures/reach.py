@@ -33,7 +33,7 @@ YARN = "yarn:2"
 STAIR = "stair:512:50"
 TRAINED_POSITIONS = {"SmolLM2-135M-Instruct": 8192, "Gemma-3-270M": 32768}
 NUM_TOKENS = 64
-"""Of the documents: their last ID is the gap plus this number minus 1."""
+"""Tokens of a document, whose last ID is the gap plus this number minus 1."""
 HALF = 0.5
 """A gap is read if the share kept is above it; a template counts if as many answers are right at gap 0."""
 ITEM = ["model", "rope", "template", "document_id", "gap"]

@@ -3,9 +3,9 @@
 Every mean is over targets, every interval is a 95 % interval over documents. A column `x` with an interval is
 followed by `x_low` and `x_high`, in the unit of `x`.
 
-Results hold more than what a model's chosen tokens are worth to that model: the same tokens tried on other
-models (`evaluate_tokens`), k* by two criteria, and the controls `random` and `recency` at more numbers of
-tokens than were requested. Whoever means one of these says so.
+Results hold more than what a model's selected tokens are worth to that model: the same tokens evaluated by
+other models (`evaluate_tokens`), k* by two criteria, and the baselines `random` and `recency` at more k than
+were requested. Callers that mean one of these say so.
 """
 
 import logging
@@ -36,8 +36,8 @@ def models_by_training(
 ) -> tuple[list[str], list[str]]:
     """The measured models trained at the long context, and those trained at a shorter one; of those given.
 
-    Where none is given, a model is trained short that saw fewer tokens at once than the long context and than
-    another model; those that chose tokens come first. InputError where no given long model was measured.
+    If none is given, a model is trained short that saw fewer tokens at once than the long context and than
+    another model; those that chose tokens come first. InputError if no given long model was measured.
     """
     facts = Results(results).facts("loss_differences")
     if long_models or short_models:
@@ -51,7 +51,7 @@ def models_by_training(
     seen = {model: known.get("train_context_length") or np.inf for model, known in facts.items()}
     longest = max(seen.values(), default=np.inf)
     measured = {model: settings[model].get("long_context_length", np.inf) for model in facts}
-    # Where all were trained alike, none is short, even if measured beyond its training length.
+    # If all were trained alike, none is short, even if measured beyond its training length.
     is_short = {model: seen[model] < min(longest, measured[model]) for model in facts}
     in_order = sorted(facts, key=lambda model: model not in chose)
     return [name for name in in_order if not is_short[name]], [name for name in in_order if is_short[name]]
@@ -65,7 +65,7 @@ def joined_on_common(
     suffixes: tuple[str, str] = ("", "_"),
 ) -> pd.DataFrame:
     """The rows of `left` whose keys `on` both have, joined; a warning counts the `what` left out."""
-    # Counted by key: one key may have many rows, such as a row a rank.
+    # Counted by key: one key may have many rows, such as one per rank.
     keys = left[list(on)].drop_duplicates()
     num_left_out = len(keys) - len(keys.merge(right[list(on)].drop_duplicates()))
     if num_left_out:
@@ -84,7 +84,7 @@ def interval_over_documents(
 ) -> Interval:
     """sum(numerators) / sum(denominators) over targets, or the mean of `numerators`; interval over documents.
 
-    All have one value a target and the same index. The ends are NaN for fewer than two documents, which say
+    All have one value per target and the same index. The ends are NaN for fewer than two documents, which say
     nothing about other documents.
     """
     if not len(numerators):
@@ -130,7 +130,7 @@ def sample_counts(rows: pd.DataFrame) -> dict[Hashable, int]:
 def summarized(
     rows: pd.DataFrame, by: Sequence[str], numbers: Callable[[pd.DataFrame], Row], *, sort: bool = True
 ) -> pd.DataFrame:
-    """A row a group of targets: the columns `by`, num_targets, num_documents, and `numbers` of the group."""
+    """One row per group of targets: the columns `by`, num_targets, num_documents, and its `numbers`."""
     table = [
         {**dict(zip(by, key, strict=True)), **sample_counts(group), **numbers(group)}
         # Without `observed`, pandas 2 makes a group of every category, of unused ones too.
@@ -198,7 +198,7 @@ def _with(columns: Sequence[str] | None, *further: str) -> list[str] | None:
 
 
 def is_own(rows: pd.DataFrame) -> pd.Series:
-    """Mark the rows of the model that chose, or of the first that tried, where the former did not."""
+    """Mark the rows of the model that chose, or of the first that tried, if the former did not."""
     is_selector = rows["evaluator"] == rows["model"]
     first = rows.groupby("model")["evaluator"].transform("first")
     return is_selector | (~is_selector.groupby(rows["model"]).transform("any") & (rows["evaluator"] == first))

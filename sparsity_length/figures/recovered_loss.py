@@ -51,7 +51,7 @@ def share_of_gain(targets: pd.DataFrame, recovered: str, name: str) -> dict[Hash
 
 
 def token_effects(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
-    """A row a model, evaluator, criterion, rule and k, of all evaluators and k given (`read_sparse_losses`).
+    """One row per model, evaluator, criterion, rule and k, of all evaluators and k (`read_sparse_losses`).
 
     Returns:
         model, evaluator, rule, k, criterion, num_targets, num_documents, then with intervals gain, recovered,
@@ -77,7 +77,7 @@ def token_effects(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
     keys = [*_CHOICE, "criterion"]
     needs = amounts["rule"].map(needs_null).astype(bool)
     has_null = amounts.groupby(keys)["null_recovered"].transform("count") > 0
-    # A null may be of some of the documents only: where there is one, it is paired target by target.
+    # A null may be of some of the documents only: if there is one, it is paired target by target.
     targets = amounts[amounts["null_recovered"].notna() | (~has_null & ~needs)]
     excess = targets["recovered"] - targets["null_recovered"]
     effect = excess.where(needs[targets.index], targets["recovered"])
@@ -124,16 +124,16 @@ _RECENCY = "recency"
 NULL = "null baseline"
 _LEAST_SHARE = 0.5
 _LEAST_LEAD = 0.1
-"""Of the gain, for the verdict "supported": recovered by the selected tokens, and more than by recency."""
+"""Fractions of the gain that "supported" takes: recovered by the selection, and its lead over recency."""
 _ROLES = {
     _SELECTED: "selected",
     "leave_one_out": "selected, target-aware",
     _RECENCY: "recency",
     "random": "random",
 }
-"""Rules of the paper's figure; it shows target-aware selection, which fits noise, for want of the first."""
+"""Rules of the paper's figure; it shows target-aware selection, which fits noise, only without the first."""
 _FEW = 16
-"""Tokens that titles speak of, or the fewest studied: most of the distant context brings everything back."""
+"""Tokens that titles speak of, or the fewest studied: most of the distant context recovers everything."""
 
 
 def has_loss_figure(settings: Mapping[str, Any], rules: Iterable[str]) -> bool:
@@ -247,7 +247,7 @@ def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, evaluator: str 
     # ks[0] is 0, so ks[1] is the fewest studied, which counts even beyond 16.
     few = of_own[of_own["k"] == max(k for k in ks if k <= max(_FEW, ks[1]))].set_index("rule")
     title = "The full context has no clear gain that k tokens could recover"
-    # Also False for NaN, which stands where the gain may be 0.
+    # Also False for NaN, if the gain may be 0.
     if few.loc[selected, "recovered_share"] > 0:
         tokens = drawing.counted(int(few.loc[selected, "k"]), f"{_ROLES[selected]} token")
         title = f"{tokens} recover {few.loc[selected, 'recovered_share']:.0%} of the full context's gain"
@@ -270,7 +270,7 @@ def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, evaluator: str 
 
 
 def effects_figure(effects: pd.DataFrame, label: drawing.ModelLabel, evaluator: str = "") -> Figure:
-    """A panel a criterion, on one scale: what k tokens are worth; a line a rule, the nearest up to all.
+    """What k tokens are worth: one panel per criterion, on one scale; one line per rule, recency up to all.
 
     `token_effects` of one model and evaluator; `evaluator` in words, if another model evaluated.
     """

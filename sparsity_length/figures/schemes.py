@@ -1,4 +1,4 @@
-"""Schemes of attention and positions where the deciding tokens are few and far, near, or many.
+"""Schemes of attention and positions if the deciding tokens are few and far, near, or many.
 
 Plan: analysis/LOG.md, 2026-11-29. Rows are those of `synthetic_accuracy`. A scheme's accuracy at a multiple
 of the trained length is the mean over the seeds that learned the task; of copy, of right letters.
@@ -64,7 +64,7 @@ def contrast(cells: pd.DataFrame, name: str) -> tuple[Interval | None, str]:
 
 
 def verdict(cells: pd.DataFrame) -> str:
-    """Where few deciding tokens are far, ALiBi fails and PoSE or coupled IDs do not; near, ALiBi does not."""
+    """If few deciding tokens are far, ALiBi fails and PoSE or coupled IDs do not; if near, ALiBi does not."""
     words = {name: contrast(cells, name)[1] for name in CONTRASTS}
     if set(words.values()) == {"supported"}:
         return "supported"

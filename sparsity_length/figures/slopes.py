@@ -8,7 +8,7 @@ a pair of seeds is a difference, a_p - b_q, and the variance of its mean over al
 V_text: over texts, the seeds as they are (CR2: Bell and McCaffrey 2002; Pustejovsky and Tipton 2018). S²: the
 variance between the seeds' slopes of a role, a crossed random effect. E: what texts explain of it, the mean
 V_text of one seed minus the mean covariance of two, which is taken off as in two-way clustering (Cameron,
-Gelbach and Miller 2011). ( )+ is 0 where it is negative; a role of one seed has the other role's S² - E. The
+Gelbach and Miller 2011). ( )+ is 0 if it is negative; a role of one seed has the other role's S² - E. The
 interval is Student's with Satterthwaite's degrees of freedom, from Bell and McCaffrey's of V_text and, of S²,
 the number of seeds minus 1.
 
@@ -46,7 +46,7 @@ def of_each(targets: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def with_sparsity(targets: pd.DataFrame) -> pd.DataFrame:
-    """The targets that have a sparsity, and 0.1 nats or more at stake, to each evaluator."""
+    """The targets that have a sparsity, and a total effect of 0.1 nats or more, to each evaluator."""
     is_known = of_each(targets, SPARSITY).notna().all(axis=1)
     return targets[is_known & (targets["least_divergence"] >= LEAST_DIVERGENCE)].reset_index(drop=True)
 
@@ -131,7 +131,7 @@ class Design:
         return values_TX - self._basis_TP @ (self._basis_TP.T @ values_TX)
 
     def least_squares(self, outcomes: pd.DataFrame) -> Slopes:
-        """Slopes on the evaluators' mean, with CR2 covariance; `outcomes` has a column a model."""
+        """Slopes on the evaluators' mean, with CR2 covariance; `outcomes` has one column per model."""
         outcomes_TM = self._root_T1 * outcomes.to_numpy()
         rest_TM = self._rest(outcomes_TM)
         adjusted_G, degrees_of_freedom = self._adjusted
@@ -172,7 +172,7 @@ def single(found: Slopes) -> Row:
 
 
 def pseudo_values(targets: pd.DataFrame, slope: Callable[[pd.DataFrame], Row]) -> pd.Series:
-    """The jackknife's pseudo-value of a slope for each text: their mean is the slope less its bias."""
+    """The jackknife's pseudo-value of a slope for each text: their mean is the slope minus its bias."""
     texts = targets["document_id"]
     without = pd.Series({name: slope(targets[texts != name])["slope"] for name in texts.unique()})
     return len(without) * slope(targets)["slope"] - (len(without) - 1) * without

@@ -2,8 +2,8 @@
 
 A cell is what models of one training are tested on: task, positions, K_train, size and k. Three seeds bear no
 interval, so the range over the seeds stands beside the mean: in figures a line is the mean, its band the
-range. What is not learnt in distribution by every seed shows nothing beyond it: it is drawn thin and grey,
-and named so.
+range. A task that some seed has not learned in distribution shows nothing beyond it: it is drawn thin and
+gray, and named so.
 """
 
 from itertools import cycle
@@ -25,8 +25,8 @@ def over_seeds(accuracy: pd.DataFrame) -> pd.DataFrame:
     """Mean exact match of every cell, and its range over the seeds.
 
     Returns:
-        A row a cell, ascending, with `exact_match`, its range (`exact_match_low`, `exact_match_high`),
-        `num_seeds` and `is_learnt`: whether every seed had learnt the task in distribution.
+        One row per cell, ascending, with `exact_match`, its range (`exact_match_low`, `exact_match_high`),
+        `num_seeds` and `is_learnt`: whether every seed learned the task in distribution.
     """
     # Tasks without a k have a null there, and `groupby` drops nulls by default.
     cells = accuracy.groupby([*TRAINING, "sparsity", "size"], dropna=False)
@@ -81,7 +81,7 @@ _BANDS = "bands: range of seeds; shaded: trained sizes"
 
 
 def positions_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
-    """Exact match against size, in multiples of the training size: a panel a scheme, a line a task."""
+    """Exact match against size in multiples of training's: one panel per scheme, one line per task."""
     # A scheme is worth a panel if every seed learns at least one task with it.
     is_learnt = cells.groupby(["positions", "task"])["is_learnt"].all().groupby("positions").any()
     present = sorted(is_learnt.index, key=list(POSITION_WORDS).index)
@@ -106,7 +106,7 @@ def positions_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
 
 
 def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
-    """Exact match against size within the training on the most bits: a line a k."""
+    """Exact match against size within the training on the most bits: one line per k."""
     most = int(cells["largest_train_sparsity"].max())
     task = str(cells["task"].iloc[0])
     within = cells[(cells["largest_train_sparsity"] == most) & (cells["sparsity"] <= most)]
@@ -154,7 +154,7 @@ _CONDITION = ["task", "positions", "largest_train_size", "largest_train_sparsity
 
 
 def found_shares(found_dependencies: pd.DataFrame) -> pd.DataFrame:
-    """Share of the tokens that truly decide which selection rules find: a row a cell, rule, ablation.
+    """Share of the true dependencies that selection rules find: one row per cell, rule and ablation.
 
     Found is what stands among the first as many tokens as a target has true dependencies in its distant
     context, where precision and recall are one number.

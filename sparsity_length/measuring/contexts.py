@@ -1,4 +1,4 @@
-"""loss(t | C): what a model predicts where it sees chosen tokens only, each at its own position ID.
+"""loss(t | C): what a model predicts if it sees chosen tokens only, each at its own position ID.
 
 Coordinates count from the start of the chunk, and are the position IDs too. What is left out of a context is
 no row of its sequence, which equals masking every attention edge into it (a test).
@@ -8,7 +8,7 @@ Numbers of passes stay on the device until all are queued (`measured_passes`): n
 The shape of a pass moves losses in their last bits, in float32 by 2e-5 nats at most (a test), and nearly
 equal scores of distant tokens then change places: ranks beyond the first ones would be another machine's.
 Rounding the scores first would only move the places where that happens. So batches follow from the lengths
-and the kind of device, never from memory. A batch that does not fit in a GPU's memory runs in halves, none so
+and the kind of device, never from memory. A batch that does not fit in GPU memory is split in two, never so
 small that its rows' bits would change (`_FEWEST_ROWS`); all are projected on the vocabulary together.
 So a result is the same to the byte whoever measures which part of it, with whatever memory.
 
@@ -111,7 +111,7 @@ class Rows(NamedTuple):
 
 
 def hidden_states(model: CausalLM, rows: Rows, prefix: Prefix | None = None) -> torch.Tensor:
-    """States of the query rows, [B, T, D], in halves where the memory does not suffice for all at once."""
+    """States of the query rows, [B, T, D]; the batch is split in two if it does not fit in memory."""
     # Halves of the batch, never of the queries: a sequence runs whole.
     half = len(rows.token_ids_BS) // 2
     try:
@@ -200,7 +200,7 @@ def measured_windows(
     index_N: np.ndarray | None = None,
     far: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Measured:
-    """Losses under exactly the `context_length` tokens before each target, one window a target: [N] each.
+    """Losses under exactly the `context_length` tokens before each target, one window per target: [N] each.
 
     Windows are never shared between targets: a token at the window's edge would otherwise carry what it saw
     before the edge into the prediction.
@@ -245,7 +245,7 @@ class PackedSequence:
     token_ids_S: np.ndarray
     position_ids_S: np.ndarray
     visible_WS: np.ndarray | None
-    """Which rows the last W see; those before, and all where it is None, see the rows up to themselves."""
+    """Which rows the last W see; those before, and all if it is None, see the rows up to themselves."""
     query_rows_T: np.ndarray
     """The row that predicts each target: the one holding the token right before it."""
     target_ids_T: np.ndarray
@@ -284,7 +284,7 @@ def null_contexts(
 
     What target t sees depends on t: other-document tokens before t - s, own tokens from there on. So a
     sequence holds the other document once, which never sees our tokens and so serves all targets, and then a
-    window of s own tokens a target. Only the windows' rows need a mask. A few targets at a time, so that they
+    window of s own tokens per target. Only the windows' rows need a mask. A sequence has a few targets, which
     take about as many rows as the other document does.
     """
     short = lengths.short_context_length
@@ -327,7 +327,7 @@ class FullPass:
 
 
 def full_pass(model: CausalLM, sequence: PackedSequence) -> FullPass:
-    """Read the sequence as it is, in one pass; NotFiniteLossError where a loss is no finite number."""
+    """Read the sequence as it is, in one pass; NotFiniteLossError if a loss is no finite number."""
     inputs = sequence.rows.on_device(model.device)
     hidden_1TD, prefix = model.read(*inputs)
     # No divergences: this pass is itself what others are compared with.

@@ -53,13 +53,13 @@ LOADING = ("device", "dtype", "trust_remote_code", "rope")
 LONG_CONTEXT_LENGTH = 1024
 """The default, if the model has as many positions."""
 MOST_WINDOWS = 32
-"""Of near tokens, for the losses: two CPU cores then take less than 20 seconds for 1,000 tokens of SmolLM2
-135M; `explain` says how long they took."""
+"""Windows of near tokens for the losses: two CPU cores then take less than 20 seconds for 1,000 tokens of
+SmolLM2 135M; `explain` says how long they took."""
 NUM_TEXTS = 2 + TRIAL_SWAPS
 """Swap texts, in the library's order: the null's, which colors the page here, those of the trial, and the
-search's, which sources are not tried in."""
+search's, in which sources are not evaluated."""
 NUM_LIKELY = 3
-"""Likeliest next tokens that are told of a prediction."""
+"""Likeliest next tokens that are shown for a prediction."""
 
 
 class OutOfTimeError(Exception):
@@ -129,13 +129,13 @@ def explain(
             total_effect, recovered: KL(p(.|long) || p(.|swapped distant tokens)), the mean over 2 swapped
                 contexts, and the fraction of it that the sources recover together; of several tokens the
                 effect is the fall of the sum of their log-probabilities, so here and in `effect`;
-            no_source: whether that is less than a tenth;
+            no_source: whether that fraction is less than 10%;
             rank, source, source_position, source_end: the source, its text and its tokens
                 [source_position, source_end);
             source_byte_start, source_byte_end: its place in the text's UTF-8;
             effect, probability_swapped: what swapping it alone does to the prediction, nats, and the
                 probability then;
-            is_needed: whether that is a tenth of the total effect or more; if not, others say the same;
+            is_needed: whether that effect is at least 10% of the total; if not, others say the same;
             recovered_so_far: with the sources up to this one: of `recovered` an estimated share.
     """
     started = time.monotonic() if started is None else started

@@ -2,15 +2,15 @@
 asked.
 
 Leaving out is done once for all targets together: one pass over a sequence without row r gives
-loss(t | long without r) for every target at once, so a chunk costs one pass a removed token, not one a
-(target, token) pair. Rows before r are as they were, so they are read once and shared.
+loss(t | long without r) for every target at once, so a chunk costs one pass per removed token, not one
+per (target, token) pair. Rows before r are as they were, so they are read once and shared.
 
 Under the ablation `swap` what is not there is another document's, and S_k is put among its tokens.
 That is the theory's own picture: all outside of S* is drawn from a swap. What any distant context gives is
 there from the start, so that only what this document's tokens add is measured:
 
     loss(t | B)             every distant token another document's, the short context t's own: the baseline
-    loss(t | B with i)      one distant token restored; one pass a token for all targets
+    loss(t | B with i)      one distant token restored; one pass per token for all targets
     loss(t | B with S_k)    the sparse context; the rows before its first token are B's alone, and read once
 
 A choice is made in the search's swaps and tried in others. Of a null the restored tokens are those of a
@@ -75,19 +75,19 @@ class FarContext:
     token_ids_L: np.ndarray
     """Holds the distant tokens."""
     own: Optional["FarContext"] = None
-    """The chunk's own distant context, of a null; None: this is it, and its tokens are the chunk's."""
+    """For a null, the chunk's own distant context; None: this is the own one."""
     search_swaps_BL: Swaps = (None,)
-    """What stands where a search leaves tokens out; influences are means over them."""
+    """What a search puts in place of left-out tokens; influences are means over these."""
     trial_swaps_BL: Swaps = (None,)
-    """Where a choice is tried. A token chosen in a swapped context may only undo what its stand-in does
-    there, so these are of other documents."""
+    """Swapped contexts that evaluate a selection. A token selected in a swapped context may only undo what
+    its stand-in does there, so these are of other documents."""
     screen: int | None = None
     """Tokens that are left out exactly, found by estimates; None: each token is."""
     seed: Sequence[int] | np.random.Generator = (0,)
-    """Of rules that draw; a generator is drawn from as it is."""
+    """Seed of rules that draw, or a generator to draw from as it is."""
 
     def generator(self, *stream: int) -> np.random.Generator:
-        """Of a stream of the seed, the same each time."""
+        """The generator of a stream of the seed, the same each time."""
         if isinstance(self.seed, np.random.Generator):
             return self.seed
         return np.random.default_rng([*self.seed, *stream])
@@ -174,7 +174,7 @@ class FarContext:
         return Measured(*np.mean(of_each, axis=0))
 
     def _restored_alone(self, swap_L: np.ndarray) -> np.ndarray:
-        """loss(t | B with i) and its divergence in one swapped context, one pass a token: [2, T, F]."""
+        """loss(t | B with i) and its divergence in one swapped context, one pass per token: [2, T, F]."""
         parts = []
         for sequence in null_contexts(self.chunk_L, swap_L, self.lengths):
             full = full_pass(self.model, sequence)

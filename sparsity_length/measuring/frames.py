@@ -126,7 +126,7 @@ def losses(
             byte_start, byte_end: its place in the text's UTF-8;
             num_long_context_tokens: how many tokens its long context has;
             long_context_loss, short_context_loss: nats;
-            loss_difference: short minus long; positive where the long context helps;
+            loss_difference: short minus long; positive if the long context helps;
             divergence: KL(p(.|long) || p(.|short)), the expected loss difference: it never sees the token.
         The last four are NaN, and num_long_context_tokens is 0, of tokens that are not measured. Each text's
         first s + 1 never are: their short context is not whole, or it is the long one.
@@ -265,7 +265,7 @@ def influential_tokens(
             position, token, byte_start, byte_end: the target, as of `losses`;
             rank: from 1, the source needed most, to the largest k;
             source_position, source_token: the distant token of this rank;
-            influence: what leaving this one out costs, nats of loss; NaN where the rule leaves none out, or
+            influence: what leaving this one out costs, nats of loss; NaN if the rule leaves none out, or
                 the screen not this one alone;
             long_context_loss, short_context_loss: of the target;
             baseline_loss, baseline_divergence: before a source is there: under the swapped distant context,
@@ -274,7 +274,7 @@ def influential_tokens(
                 in the rows whose rank is one of k, else NaN;
             null_sparse_context_loss, null_sparse_context_divergence: the same of sources chosen in another
                 text; NaN of rules that say enough without that null;
-            mean_log2_k: how many sources the target takes, in doublings; NaN where the long context moves its
+            mean_log2_k: how many sources the target takes, in doublings; NaN if the long context moves its
                 prediction by less than 0.1 nats.
         A target has a row only if s plus the largest k tokens stand before it.
     """
@@ -409,7 +409,7 @@ def _frame(
     key = ["target_position", "rank"]
     chosen = tables["influential_tokens"].to_pandas().query(f"distant_context == '{OWN}'")
     sparse = tables["sparse_context_losses"].to_pandas().rename(columns={"k": "rank"})
-    # Where nothing was swapped, tokens are added to the short context.
+    # If nothing was swapped, tokens are added to the short context.
     baseline = "short_context" if sparse["swapped_loss"].isna().all() else "swapped"
     sparse[["baseline_loss", "baseline_divergence"]] = sparse[[f"{baseline}_loss", f"{baseline}_divergence"]]
     # Controls and screened rules are studied at more k than were asked for.

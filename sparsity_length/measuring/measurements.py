@@ -108,7 +108,7 @@ def _read_choices(
 
 
 def _refuse_other_choices(arguments: argparse.Namespace, selector: str, tried: Selecting) -> None:
-    """Refuse a --results folder where the selector chose otherwise, or has tried its own choice."""
+    """Refuse a --results folder in which the selector chose otherwise, or has tried its own choice."""
     earlier = Results(arguments.results).made_by(CHOOSING).get(selector)
     if earlier is None:
         return

@@ -59,7 +59,7 @@ LEAVE_ONE_OUT_RULES = ("leave_one_out", "leave_one_out_divergence")
 Sees = Literal["answer", "prediction", "attention", "nothing"]
 Search = Literal["remove", "add", "greedy", "read"]
 """Leaves tokens out; adds each to the short context; adds the best one again and again, which has a meaning
-where nothing stands in the place of the others; looks at the long context as it is."""
+only if nothing replaces the others; looks at the long context as it is."""
 Function = TypeVar("Function", bound=Callable[..., np.ndarray])
 
 
@@ -83,7 +83,7 @@ class Rule:
     def null(self) -> str:
         """The kind of null that fits it: another document's tokens at the same positions, either way.
 
-        MIMICRY where it fits the prediction: these tokens are chosen to reproduce *this* document's.
+        MIMICRY if it fits the prediction: these tokens are chosen to reproduce *this* document's.
         Otherwise SELECTION: as in the own distant context, within the other document's.
         """
         builds_up = self.search in ("add", "greedy")
@@ -93,7 +93,7 @@ class Rule:
     def needs_null(self) -> bool:
         """Whether what it recovers says nothing without its null: it fits the answer, or the prediction.
 
-        Where it does not, other documents' tokens are as likely to hurt, and the excess would flatter it.
+        If it does not, other documents' tokens are as likely to hurt, and the excess would flatter it.
         """
         return self.sees == "answer" or self.null == MIMICRY
 
@@ -153,7 +153,7 @@ def load_rule_file(path: Path) -> None:
 
 
 def find_rule(name: str) -> Rule:
-    """The rule called `name`; InputError where there is none."""
+    """The rule called `name`; InputError if there is none."""
     if name not in RULES:
         raise unknown_name("rule", name, RULES)
     return RULES[name]
@@ -233,7 +233,7 @@ def _best_additions(far: "FarContext", max_k: int, criterion: str) -> np.ndarray
 def gradient(far: "FarContext") -> np.ndarray:
     """The derivative of the loss by a gate that multiplies exp(score) of the edges into the token.
 
-    It saturates: where a token has nearly all attention and the model is sure, the derivative vanishes though
+    It saturates: if a token has nearly all attention and the model is sure, the derivative vanishes though
     removal costs most.
     """
     # Removal takes the gate from 1 to 0, a step of -1: to first order the loss rises by minus this.
@@ -244,11 +244,11 @@ def gradient(far: "FarContext") -> np.ndarray:
 def gradient_divergence(far: "FarContext") -> np.ndarray:
     """The second-order term of the divergence by that gate, times two: its Fisher information.
 
-    The divergence is least, 0, where nothing is left out, so its first derivative vanishes; half the mean
+    The divergence is least, 0, if nothing is left out, so its first derivative vanishes; half the mean
     square of the loss's derivative, over answers drawn from the prediction, is the second-order term.
     """
     # KL(p at gate 1 || p at gate g) = F (1 - g)² / 2 + …; the factor does not change the ranking. The exact
-    # mean over answers would take V backward passes a target.
+    # mean over answers would take V backward passes per target.
     squares = [
         far.look_inside(_gate_gradients, answers_T) ** 2
         # The 2 keeps this stream apart from that of rules, which draw from the seed itself.

@@ -2,7 +2,7 @@
 
 Both contexts are read once, the text's own and a swapped one, whose distant tokens are another document's.
 What a span does is then estimated by running only the near rows once more, behind the own keys and values,
-those of the span replaced by the swapped context's (activation patching), or hidden, where nothing replaces
+those of the span replaced by the swapped context's (activation patching), or hidden if nothing replaces
 it. A span costs as many rows as there are near ones, however far away it is. Nothing is copied: estimates
 look at one prefix, which holds the own rows and behind them the swapped ones, and a mask says which of the
 two each of them sees. What the span told the tokens between itself and the near ones is left out of an
@@ -48,9 +48,9 @@ from sparsity_length.measuring.contexts import (
 from sparsity_length.models.interface import CausalLM, Predictions, Prefix
 
 COARSE_TOKENS = 32
-"""Of the groups that are screened first."""
+"""Tokens of a group that is screened first."""
 NUM_GROUPS = 16
-"""In a short text, whose groups are smaller."""
+"""Groups of a short text, which are smaller."""
 BRANCHES = 4
 """Parts that a group is split into."""
 NUM_CANDIDATES = 6
@@ -58,7 +58,7 @@ NUM_CANDIDATES = 6
 KEPT_BY_FEWER = 0.99
 """Fraction of what the candidates restore that must be left when some of them are given up."""
 KEPT_BY_SHORTER = 0.95
-"""The same when the rest is shortened."""
+"""Fraction of what the rest restores that must be left when it is shortened."""
 
 LONGEST_RUN = 64
 """Rows by which the targets may lie apart whose near rows are run together."""
@@ -129,7 +129,7 @@ def _rows_without(
 ) -> Rows:
     """The rows from the first span on, with nothing or replacements in place of one of the spans each.
 
-    Where a removed row is a target's own query row, the entry is another row's; a query row is never distant
+    If a removed row is a target's own query row, the entry is another row's; a query row is never distant
     context, so such entries are of no use.
     """
     starts_B1 = spans_B2[:, :1]
@@ -205,7 +205,7 @@ class NearRows:
         return _visible(self.sequence)[self.start : self.stop, : self.stop]
 
     def measured(self, is_own_VF: np.ndarray) -> Measured:
-        """Losses, and divergences from the full pass, where these distant rows are the own ones: [V, Q] each.
+        """Losses, and divergences from the full pass, if these distant rows are the own ones: [V, Q] each.
 
         The others are those of the swapped context at the same positions, or hidden.
         """
@@ -236,12 +236,12 @@ class NearRows:
         return Measured(*np.concatenate(measured, axis=1))
 
     def without(self, spans_V2: np.ndarray) -> Measured:
-        """The same where each span alone is not the own one."""
+        """The same if each span alone is not the own one."""
         return self.measured(~is_within(spans_V2, self.start))
 
 
 def screened(effects: Effects, edges_E: np.ndarray, num_units: int) -> tuple[np.ndarray, np.ndarray]:
-    """Estimate what leaving out distant tokens does, in groups, and in units where it matters.
+    """Estimate what leaving out distant tokens does, in groups, and in units if a group matters.
 
     Groups among the `num_units` spans that are the most urgent by the last criterion are split, again and
     again, until these are units.
@@ -309,7 +309,7 @@ def _parts(edges_E: np.ndarray, start: int, end: int) -> np.ndarray:
 
 
 Remaining = Callable[[Sequence[np.ndarray]], np.ndarray]
-"""Sets of spans, int64 [N, 2] each -> the effect that remains where these alone are put back, nats: [V]."""
+"""Sets of spans, int64 [N, 2] each -> the effect that remains if these alone are put back, nats: [V]."""
 
 
 def _without_each(spans_N2: np.ndarray) -> list[np.ndarray]:
@@ -328,7 +328,7 @@ def _foremost(remaining: Remaining, spans_V2: np.ndarray, num: int) -> np.ndarra
 
 
 def _fewest(remaining: Remaining, spans_N2: np.ndarray, most: int) -> np.ndarray:
-    """Drop spans while the rest restore `KEPT_BY_FEWER` of what all do, and until at most `most` are left."""
+    """Drop spans while the rest restore the fraction `KEPT_BY_FEWER`, and until at most `most` are left."""
     nothing, everything = remaining([spans_N2[:0], spans_N2])
     enough = nothing - KEPT_BY_FEWER * (nothing - everything)
     while len(spans_N2) > 1:
@@ -343,7 +343,7 @@ def _fewest(remaining: Remaining, spans_N2: np.ndarray, most: int) -> np.ndarray
 
 
 def _shortened(remaining: Remaining, spans_K2: np.ndarray, edges_E: np.ndarray) -> np.ndarray:
-    """Cut units off both ends of each span while `KEPT_BY_SHORTER` of what all restore is left."""
+    """Cut units off both ends of each span while the fraction `KEPT_BY_SHORTER` of the effect is left."""
     nothing, everything = remaining([spans_K2[:0], spans_K2])
     for turn in range(2 * len(spans_K2)):
         # Each end may take an equal part of what may be lost, and what those before it left over.
@@ -469,7 +469,7 @@ class Found(NamedTuple):
     without: list[Predictions]
     """What the model predicts in each swapped context of the trial."""
     with_sources: list[Predictions]
-    """The same with the sources put back."""
+    """What the model predicts there with the sources put back."""
 
 
 @dataclass(eq=False)
@@ -480,11 +480,11 @@ class Search:
     batching: Batching
     sequence: PackedSequence
     full: FullPass
-    """Nothing swapped."""
+    """The pass with nothing swapped."""
     search_swap_S: np.ndarray
     """Another document's tokens by position: they replace what is left out."""
     trial_swaps_BS: np.ndarray
-    """Others', in which sources are tried."""
+    """Other documents' tokens by position, among which sources are evaluated."""
     unit_starts: np.ndarray
     """Where units begin, ascending; tokens before the first are never left out."""
     sentence_starts: np.ndarray

@@ -33,7 +33,7 @@ from sparsity_length.settings import setting
 class Selecting(BesideShort):
     """What is measured of every chunk: which tokens are chosen, and where they are tried.
 
-    InputError where it does not fit together. What is not asked for is resolved: k that fit, a short list
+    InputError if it does not fit together. What is not asked for is resolved: k that fit, a short list
     if it is shorter than the distant context, no swaps under the ablation `mask`.
     """
 
@@ -49,7 +49,7 @@ class Selecting(BesideShort):
     )
     ablation: str = setting(
         str,
-        "what replaces an ablated token: nothing (mask), or another document's token (swap)",
+        "what replaces an ablated token: with mask, nothing; with swap, another document's token",
         DEFAULT_ABLATION,
         choices=ABLATIONS,
     )
@@ -104,7 +104,7 @@ class Selecting(BesideShort):
         if ks[-1] > fewest:
             raise InputError(
                 f"--k {ks[-1]} is more than the {fewest} distant tokens of the first target: choose a smaller"
-                " k, a longer long context or fewer targets a chunk"
+                " k, a longer long context or fewer targets per chunk"
             )
         if self.null_fraction < 1 and all(find_rule(rule).needs_null for rule in rules):
             raise InputError(

@@ -52,7 +52,7 @@ LONGEST_BY_WORDS = 16
 
 @dataclass(frozen=True)
 class ContextLengths:
-    """Which tokens are predicted, and what they see; InputError where a distant context would be empty."""
+    """Which tokens are predicted, and what they see; InputError if a distant context would be empty."""
 
     short_context_length: int
     """s: the short context of target t is exactly the s tokens [t - s, t)."""
@@ -145,7 +145,7 @@ class Placement:
     """Distant tokens before the near ones: `own:192`, `swap:512@10752`, `swap:192/32`, `own:all+9`, `last:4`.
 
     KIND:NUMBER[/SPAN][@START]: NUMBER distant tokens stand at the position IDs 0 to SPAN - 1, evenly, several
-    at one ID where SPAN is smaller; the near tokens begin at ID START. Left out, SPAN is NUMBER, and START is
+    at one ID if SPAN is smaller; the near tokens begin at ID START. Left out, SPAN is NUMBER, and START is
     SPAN: all IDs without gaps. KIND:all[+GAP]: as many distant tokens as stand before the near ones in the
     chunk, all at their own IDs, and the near tokens GAP IDs farther away. `last:N` is the last N of the near
     tokens, and nothing else.
@@ -172,7 +172,7 @@ class Placement:
         found = re.fullmatch(r"(own|swap|last):([1-9]\d{0,8})(?:/([1-9]\d{0,8}))?(?:@(\d{1,9}))?", name)
         if found is None or (found[1] == LAST and (found[3] or found[4])):
             raise InputError(
-                f"--placements: '{name}' is none; examples: own:192, swap:512@10752, swap:192/32,"
+                f"--placements: '{name}' is not a placement; examples: own:192, swap:512@10752, swap:192/32,"
                 " own:all+1024, last:4"
             )
         number = int(found[2])
@@ -384,14 +384,14 @@ def duration(given: str | float) -> float:
         return number(float, 1)(given)
     found = re.fullmatch(r"0*([1-9]\d{0,8})([smh]?)", given)
     if found is None:
-        raise InputError(f"{given} is no duration above 0, such as 90s, 2m or 1h")
+        raise InputError(f"{given} is not a duration above 0, such as 90s, 2m or 1h")
     return int(found[1]) * {"m": 60, "h": 3600}.get(found[2], 1)
 
 
 def token_range(given: int | str) -> str:
     """Places of tokens, "N" or "A:B", the last one not included."""
     if not re.fullmatch(r"\d{1,9}(:\d{1,9})?", str(given)):
-        raise argparse.ArgumentTypeError(f"{given} is no token N, from 0, nor a range of tokens A:B")
+        raise argparse.ArgumentTypeError(f"{given} is neither a token N, from 0, nor a range of tokens A:B")
     return str(given)
 
 

@@ -193,11 +193,11 @@ def chosen_tokens(
 
 
 def mean_log2_k(shares_NJ: np.ndarray, ks_J: np.ndarray, num_far_N: np.ndarray) -> np.ndarray:
-    """How many tokens it takes, in doublings, on average over what is asked back: float64 [N].
+    """Needed tokens in doublings, averaged over recovered fractions: float64 [N].
 
     The mean over thresholds in (0, 1) of log2 k*(threshold), which is the integral of 1 - r over log2 k from
-    1 token to all F. r is the share that comes back, clipped to [0, 1] and never falling: straight lines in
-    log2 k between the studied k, and 1 at F. 0: one token does everything; log2 F: nothing comes back before
+    1 token to all F. r is the recovered fraction, clipped to [0, 1] and never falling: straight lines in
+    log2 k between the studied k, and 1 at F. 0: one token suffices; log2 F: nothing is recovered before
     the last token.
 
     Args:
@@ -230,11 +230,11 @@ def minimal_sufficient_k(
     """The least studied k that recovers `recovery_fraction` of the gain.
 
     By the losses the gain is L_short - L_long, and L_short - L_{short+k} of it is recovered; by the
-    divergence it is divergence(t | short), and that less divergence(t | short and S_k). Under the
-    ablation `swap` a swapped distant context stands in the place of none. All in nats.
+    divergence it is divergence(t | short), and that minus divergence(t | short and S_k). Under the
+    ablation `swap`, short stands for it with a swapped distant context. All in nats.
 
     Returns:
-        k_star_T: NaN where the gain is below the minimum, or no studied k reaches it.
+        k_star_T: NaN if the gain is below the minimum, or no studied k reaches it.
         is_censored_T: bool, the latter case.
     """
     # A product, not a ratio, so that gains near 0 need no division.
@@ -327,7 +327,7 @@ def _mean_log2_k(
 ) -> Columns:
     """`mean_log2_k` of each target, mean over swapped contexts, and in each.
 
-    Null where the gain is below the minimum, and in a swapped context that gives no gain.
+    Null if the gain is below the minimum, and in a swapped context that gives no gain.
     """
     has_gain_TB = (gains_TB > 0) & (gains_TB.mean(-1) >= selecting.minimum_gain)[:, None]
     # Gains of 0 divide to NaN or infinity, and the mask keeps those out of the mean.

@@ -1,6 +1,6 @@
 """What the measuring stages share: every checkpoint on every chunk of every document, shard by shard.
 
-Here the checkpoints of a command line are found, and refused where they don't belong to the data.
+Here the checkpoints of a command line are found, and refused if they don't belong to the data.
 """
 
 import argparse
@@ -36,23 +36,23 @@ class Measurement:
     settings: Chunked
     measure: Measure
     num_other_documents: int = 1
-    """Those whose chunks a chunk is measured with, as `Selecting.num_others`."""
+    """Documents whose chunks a chunk is measured with, as in `Selecting.num_others`."""
     num_positions: int | None = None
-    """Position IDs are below it. None: those of a chunk."""
+    """Position IDs are below this number; None: the length of a chunk."""
     rule_files: Sequence[Path] = ()
     """The user's own rules, whose SHA-256 is one of the settings."""
     selector: str | None = None
-    """Who chose the tokens that the checkpoints try."""
+    """The model that selected the tokens which the checkpoints evaluate."""
     inputs: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of what else is measured with, by name."""
     model_facts: Mapping[str, Any] | None = None
-    """Facts of the selector. None: of the checkpoint."""
+    """Facts of the selector; None: those of the checkpoint."""
 
 
 class Work:
     """A measurement of the checkpoints and documents of a command line, cut into shards.
 
-    InputError where the checkpoints do not belong to the documents, or the results were made otherwise.
+    InputError if the checkpoints do not belong to the documents, or the results were made otherwise.
     """
 
     def __init__(self, arguments: argparse.Namespace, asked: Measurement) -> None:

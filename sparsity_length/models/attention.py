@@ -30,7 +30,7 @@ def attention_and_log_sum_exp(
     """Attention [B, H, S, E], and the logarithm of each row's sum of exp(score), float32 [B, H, S].
 
     Heads are of a kind that `_goes_apart` knows a kernel for. `visible` is bool, which row sees which, or
-    numbers added to the scores, [B or 1, H or 1, S, K]; where it is None, row s sees the rows up to s with
+    numbers added to the scores, [B or 1, H or 1, S, K]; if it is None, row s sees the rows up to s with
     `is_causal`, else all. Scores are scaled by one over the square root of E, or by `scale`.
     """
     if visible is not None and visible.dtype == torch.bool:
@@ -178,7 +178,7 @@ def attend(
 
 
 def _of_each_head(num_heads: int, shared_BGKE: torch.Tensor) -> torch.Tensor:
-    """Keys or values of each query head, [B, H, K, E], where several share them."""
+    """Keys or values of each query head, [B, H, K, E], if several share them."""
     # Query head h reads key head h // X, so copies of one head are adjacent: G = 2, X = 2 gives 0 0 1 1.
     num_sharing = num_heads // shared_BGKE.shape[1]
     return shared_BGKE[:, :, None].expand(-1, -1, num_sharing, -1, -1).flatten(1, 2)

@@ -2,7 +2,7 @@
 
 <run folder>/step<N>-unsharded/       a checkpoint in OLMo's layout, as pipeline/pretrain.py writes them
     config.yaml  model.pt             what a model is loaded from
-    optim.pt  train.pt                what a run goes on from, too
+    optim.pt  train.pt                what a run resumes from, too
     complete.json                     {"files": {"model.pt": {"bytes": 1234, "sha256": "…"}, …}}, written last
 
 A Hugging Face folder that this project exported has such a mark, too. What a mark names is compared with it
@@ -95,7 +95,7 @@ def read_tensors(path: Path, *, is_mapped: bool = False) -> dict[str, Any]:
 
 
 def read_configuration(checkpoint: Path) -> Any:
-    """What the config.yaml of an OLMo checkpoint, or of a run here, says; InputError where it cannot be read.
+    """What the config.yaml of an OLMo checkpoint, or of a run here, says; InputError if it cannot be read.
 
     A model whose attention was scaled, as earlier versions could, is refused: its losses would be others.
     """

@@ -17,7 +17,7 @@ _M_MMAP_MAX = -4
 def usable_device(name: str | None, remedy: str = "--device cpu computes without it") -> torch.device:
     """The device that is asked for, or the best one here: a GPU, of several each process' own, or the CPU.
 
-    InputError where it cannot be computed on, with the `remedy`: what the user may do.
+    InputError if it cannot be computed on, with the `remedy`: what the user may do.
     """
     what = f"--device {name}" if name else "the GPU"
     name = name or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -40,7 +40,7 @@ def usable_device(name: str | None, remedy: str = "--device cpu computes without
 
 
 def device_of_this_process(name: str) -> str:
-    """`name`, where it is `cuda` the process' own GPU: that of its LOCAL_RANK under a launcher."""
+    """`name`, or if it is `cuda` the process' own GPU: that of its LOCAL_RANK under a launcher."""
     return f"cuda:{os.environ['LOCAL_RANK']}" if name == "cuda" and "LOCAL_RANK" in os.environ else name
 
 
@@ -56,7 +56,7 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 
 def warn_of_slow_bfloat16(device: torch.device, recommended: str) -> None:
-    """Warn where bfloat16 costs time; `recommended` asks for float32, such as "precision=fp32"."""
+    """Warn if bfloat16 costs time; `recommended` asks for float32, such as "precision=fp32"."""
     if not multiplies_bfloat16(device):
         logger.warning(
             "bfloat16 is emulated, and slower than float32, on this %s; use %s", device.type, recommended
@@ -64,7 +64,7 @@ def warn_of_slow_bfloat16(device: torch.device, recommended: str) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep the memory it frees, for the rest of its life, where malloc is glibc's.
+    """Let this process keep the memory it frees, for the rest of its life, if malloc is glibc's.
 
     glibc gives every large block back to the kernel. A step frees the same logits and activations each time;
     faulted in anew they cost a CPU run up to a third of its time (tests/benchmarks/training.py

@@ -75,7 +75,7 @@ def write_hugging_face_folder(model: OLMo, tokenizer_file: Path, eos_token_id: i
     """Write config.json, model.safetensors, the tokenizer's files and checksums; whole or absent.
 
     Returns the largest difference, in nats, of the losses of a few tokens under what was written and `model`,
-    which is on the CPU. InputError where `folder` exists, Hugging Face's class cannot express the model, or
+    which is on the CPU. InputError if `folder` exists, Hugging Face's class cannot express the model, or
     the losses differ or are no numbers.
     """
     if folder.exists() or folder.is_symlink():

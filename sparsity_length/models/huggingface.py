@@ -217,7 +217,7 @@ class HuggingFaceCausalLM(CausalLM):
         query_BHSE: torch.Tensor,
         key_BHKE: torch.Tensor,
     ) -> torch.Tensor:
-        """The scores, at `_stair`'s distances where a key is far from its query; see `ScoreChange`."""
+        """The scores, at `_stair`'s distances if a key is far from its query; see `ScoreChange`."""
         if self._stair is None or not self._rotates[layer]:
             return scores_BHSK
         far_query_ids_BS, far_key_ids_BK = self._stair.far_ids(query_ids_BS, key_ids_BK)
@@ -458,7 +458,7 @@ def check_model(lm: HuggingFaceCausalLM, name: str, num_positions: int) -> None:
 def _promises(
     lm: HuggingFaceCausalLM, token_ids_1S: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, str]]:
-    """Logits that must be alike, and what the model does not do where they differ, in a clause."""
+    """Logits that must be alike, and what the model does not do if they differ, in a clause."""
     num_rows = token_ids_1S.shape[1]
     half = num_rows // 2
     rows_1S = torch.arange(num_rows, device=lm.device)[None]

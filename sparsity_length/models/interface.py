@@ -5,7 +5,7 @@ loss of a token is -ln p; how far a prediction moved from a reference is
 
     KL(reference || prediction) = sum_v p(v) (ln p(v) - ln q(v))
 
-with all logarithms from log-softmax: 0 where the logits are the same, and small numbers are kept.
+with all logarithms from log-softmax: 0 if the logits are the same, and small numbers are kept.
 
 Shapes: B batch, S rows of a sequence, P rows of a prefix, K = S or P + S rows to look at, T query rows or
 references, D width, V vocabulary, H heads, G key-value heads of width E, N any number of rows.
@@ -28,10 +28,10 @@ from torch.nn.functional import cross_entropy, pad
 LOGITS_PER_BLOCK = 1 << 24
 LOGITS_PER_BLOCK_ON_GPU = 1 << 27
 _LOGITS_IN_CACHES = 1 << 19
-"""Of a CPU, in float32: 2 MiB."""
+"""Logits that a CPU's caches hold in float32: 2 MiB."""
 
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]
-"""One layer's, keys rotated by their position IDs: two [B, G, K, E]."""
+"""Keys and values of one layer, keys rotated by their position IDs: two [B, G, K, E]."""
 
 Watch = Callable[[torch.Tensor], None]
 """Looks at a layer's attention, float32 [B, H, S, K]: a row sums to 1, or to less beside a sink."""
@@ -121,15 +121,15 @@ class Running:
     """What attention must know of the forward pass that is running, and the keys and values that it reads."""
 
     prefix: Prefix
-    """Without rows and layers where there is none."""
+    """An empty one, without rows and layers, if nothing was read before."""
     position_ids_BK: torch.Tensor
     visible_B1SK: torch.Tensor | None
-    """As `CausalLM.hidden_states` has it, of all rows, [B or 1, 1, S, K]; or numbers added to the scores."""
+    """Visibility of all rows, [B or 1, 1, S, K] (`CausalLM.hidden_states`); or numbers added to scores."""
     watch: Watch | None
     read: list[KeysAndValues] | None
-    """Of all rows so far, layer by layer, if they are to be kept."""
+    """Keys and values of all rows so far, layer by layer; None if they are not kept."""
     slopes_H: torch.Tensor | None = None
-    """ALiBi's of each head, float32."""
+    """ALiBi's slope of each head, float32."""
     change: ScoreChange | None = None
 
 
@@ -322,7 +322,7 @@ class CausalLM(ABC):
             visible_BSK: bool, [B, S, K] or [1, S, K]; entry [b, q, k] is whether row q may look at row k. Of
                 S columns it is about the rows given, and all of the prefix is seen, which is the cheaper; of
                 P + S columns the rows of the prefix come first. None: a row sees the rows up to itself; so do
-                the first rows where it is about the last only, among which the query rows then are.
+                the first rows if it is about the last only, among which the query rows then are.
             query_rows_BT: int64, [B, T] or [1, T]; the rows, counted without the prefix, whose states are
                 wanted. None: all rows.
             prefix: rows already read, shared by the sequences of the batch, or of each its own.
@@ -342,7 +342,7 @@ class CausalLM(ABC):
 
         The gate of row i multiplies exp(score) of every attention edge into row i, in all layers and heads:
         1 leaves the model as it is, 0 removes the row. Its logarithm is added to the score; at gate 1 the
-        derivative by the one is that by the other. One forward pass, and one backward a target.
+        derivative by the one is that by the other. One forward pass, and one backward pass per target.
         """
         num_rows = token_ids_1S.shape[1]
         visible_1SS = visibility_with_prefix(visible_1SS, num_rows, num_rows, self.device)
@@ -374,7 +374,7 @@ def visibility_of_all(visible_BWS: torch.Tensor, num_rows: int) -> torch.Tensor:
 def visibility_with_prefix(
     visible: torch.Tensor | None, num_rows: int, num_keys: int, device: torch.device
 ) -> torch.Tensor:
-    """Visibility [..., S, K] of the whole prefix, whose first rows are seen where nothing is said of them."""
+    """Visibility [..., S, K] of the whole prefix, whose first rows are seen if nothing is said of them."""
     if visible is None:
         visible = causal_visibility(num_rows, device)
     # True, or 0 added to the scores. Two rows behind a prefix of two see 1 1 1 0 and 1 1 1 1.
@@ -382,7 +382,7 @@ def visibility_with_prefix(
 
 
 def rows_of(rows: torch.Tensor, query_rows_BT: torch.Tensor | None) -> torch.Tensor:
-    """The query rows of [B, S, D] or [B, H, S, E], all where None; either batch may be 1, for all."""
+    """The query rows of [B, S, D] or [B, H, S, E], all if None; either batch may be 1, for all."""
     if query_rows_BT is None:
         return rows
     index_BT1 = query_rows_BT[..., None]

@@ -88,7 +88,7 @@ class Checkpoint:
     is_olmo: bool
 
     def files(self, with_code: bool) -> list[Path]:
-        """The files that decide its numbers: configuration, weights, and its own code where that is run."""
+        """The files that decide its numbers: configuration, weights, and its own code if that is run."""
         if self.is_olmo:
             return [self.folder / name for name in MODEL_FILES]
         code = sorted(self.folder.glob("*.py")) if with_code else []
@@ -110,7 +110,7 @@ class Checkpoint:
         return next(filter(None, map(tokenizer_at, places)), None)
 
     def num_positions(self, trust_remote_code: bool = False) -> int | None:
-        """How many positions the model was made for (RoPE can go beyond); None where that is not said."""
+        """How many positions the model was made for (RoPE can go beyond); None if that is not said."""
         if self.is_olmo:
             return OmegaConf.select(read_configuration(self.folder), "model.max_sequence_length")
         from sparsity_length.models.huggingface import configuration_of, position_limit  # late, as below
@@ -119,7 +119,7 @@ class Checkpoint:
 
     @property
     def training_facts(self) -> dict[str, Any]:
-        """What a checkpoint's name and an OLMo configuration say of its training; None where unknown."""
+        """What a checkpoint's name and an OLMo configuration say of its training; None if unknown."""
         step = re.fullmatch(r"step(\d+)(-unsharded)?", self.folder.resolve().name)
         config = read_configuration(self.folder) if self.is_olmo else {}
         return {
@@ -176,12 +176,12 @@ def find_model(word: str, trust_remote_code: bool = False) -> Checkpoint:
 def load_causal_lm(checkpoint: Checkpoint, loading: Loading, num_positions: int) -> CausalLM:
     """Load a model that was found, to be given position IDs from 0 to `num_positions`, exclusive.
 
-    InputError where it is broken, not a causal LM, or cannot take chosen position IDs.
+    InputError if it is broken, not a causal LM, or cannot take chosen position IDs.
     """
     device = usable_device(loading.device)
     dtype = getattr(torch, str(loading.dtype).removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype):
-        raise InputError(f"'{loading.dtype}' is no dtype of torch, such as float32 or bfloat16")
+        raise InputError(f"'{loading.dtype}' is not a dtype of torch, such as float32 or bfloat16")
     # Each here, not above: ai2-olmo need not be installed, and transformers takes seconds to import.
     if checkpoint.is_olmo:
         if loading.rope is not None:

@@ -90,7 +90,7 @@ def blocks_of(model: OLMo) -> list[Any]:
 def load_stock_olmo(checkpoint: Path) -> OLMo:
     """Load an unsharded OLMo checkpoint on the CPU.
 
-    InputError where the folder is no OLMo checkpoint, is damaged, or has learned positions.
+    InputError if the folder is no OLMo checkpoint, is damaged, or has learned positions.
     """
     refuse_damaged(checkpoint, MODEL_FILES)
     read_configuration(checkpoint)

@@ -15,7 +15,7 @@ import torch
 from sparsity_length.cli import InputError, unknown_name
 
 Parameters = Mapping[str, Any]
-"""Of one RoPE: rope_type, rope_theta, and what else the type needs."""
+"""Parameters of one RoPE: rope_type, rope_theta, and what else the type needs."""
 
 
 def _yarn(own: Parameters, factor: float, num_positions: int) -> Parameters:
@@ -24,7 +24,7 @@ def _yarn(own: Parameters, factor: float, num_positions: int) -> Parameters:
 
 
 KINDS: dict[str, Callable[[Parameters, float, int], Parameters]] = {"yarn": _yarn}
-"""Kind -> scaled parameters, of own ones, a factor and the number of positions that were trained."""
+"""Kind -> scaled parameters, from the model's own, a factor and the number of trained positions."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ function svgElement(tag, attributes, text = "") {
   return made;
 }
 
-/** Nats with a true minus sign; null where nothing was measured. */
+/** Nats with a true minus sign; null if nothing was measured. */
 function nats(value, digits = 2) {
   return value === null ? "–" : value.toFixed(digits).replace("-", "−");
 }

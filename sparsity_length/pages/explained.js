@@ -133,7 +133,7 @@ function alternatives(target) {
 function sourceItem(target, source) {
   const isNone = target.no_source;
   const kind = isNone ? "no source" : source.is_needed ? "needed" : "redundant";
-  const why = { needed: "its swap alone takes a tenth of the effect or more", redundant: "its swap alone changes little: others say the same", "no source": "what was found recovers less than a tenth of the effect" }[kind];
+  const why = { needed: "its swap alone takes at least 10% of the effect", redundant: "its swap alone changes little: others say the same", "no source": "what was found recovers less than 10% of the effect" }[kind];
   const go = element("button", { type: "button", class: "source" }, quoted(source.source));
   go.addEventListener("click", () => {
     tokenAt(source.source_position).scrollIntoView({ block: "center" });
@@ -154,7 +154,7 @@ function fillTarget(target) {
     const side = target.total_effect > 0 ? "for" : "against";
     parts.push(element("p", {}, `As a whole, the distant text speaks ${side} ${data.contrast ? `“${data.contrast[0]}”` : "these words"}.`));
   }
-  if (target.no_source) parts.push(element("p", {}, bold("No source."), " What was found recovers less than a tenth of the effect: the prediction depends on many tokens a little. Tried:"));
+  if (target.no_source) parts.push(element("p", {}, bold("No source."), " What was found recovers less than 10% of the effect: the prediction depends on many tokens a little. Tried:"));
   parts.push(element("ol", { class: "sources" }, ...target.sources.map((source) => sourceItem(target, source))));
   parts.push(element("p", {}, "Together, measured: ", bold(whole(target.recovered)), " recovered."));
   card.replaceChildren(...parts);
@@ -299,7 +299,7 @@ if (missing.length && isOneToken) {
 
 document.title = `${data.name}, explained`;
 at("name").textContent = data.name;
-at("about").textContent = `${data.model} in ${data.dtype}; sources: ${data.unit}s${data.budget === null ? "" : ", alone or several in a row"}.${data.first_token ? ` Grey: the first ${data.first_token.toLocaleString("en")} tokens, which were not read.` : ""}`;
+at("about").textContent = `${data.model} in ${data.dtype}; sources: ${data.unit}s${data.budget === null ? "" : ", alone or several in a row"}.${data.first_token ? ` Gray: the first ${data.first_token.toLocaleString("en")} tokens, which were not read.` : ""}`;
 at("summary").append(...data.summary.map((sentence) => element("li", {}, sentence)));
 at("near-meaning").textContent = `the last ${data.near_tokens} tokens before the prediction, which stand in every context and are never sources.`;
 at("effect-meaning").textContent = data.contrast !== null
@@ -317,7 +317,7 @@ if (data.before) {
 }
 at("text").append(...tokens);
 at("targets").append(...list);
-// First a prediction that the sources bring back; on a phone, whichever is tapped.
+// First a prediction whose sources recover it; on a phone, whichever is tapped.
 card.remove();
 const isTelling = (target) => target.recovered > 0.5 && target.probability >= target.probability_without;
 if (byEffect.length && !isPhone.matches) choose((byEffect.find(isTelling) ?? byEffect[0]).position, false);

@@ -224,7 +224,7 @@ class Explanation:
         """Write the page; a file that exists is replaced.
 
         Args:
-            command: what explains the same text, to which flags can be added: the page shows it where a
+            command: what explains the same text, to which flags can be added: the page shows it if a
                 prediction is not explained.
         """
         write_text(Path(path), self._page(command, shlex.quote(str(path))))

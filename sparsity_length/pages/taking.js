@@ -27,7 +27,7 @@ const CSV_COLUMNS = [
   "context_position", "distance", "token", "influence", "loss_with_first_tokens",
 ];
 
-/** A row a token that a rule of a model ranks, of every model, rule and distant context. */
+/** One row per token that a rule of a model ranks, of every model, rule and distant context. */
 function csvRows() {
   const chunk = chosenChunk(), place = chunk.targets[state.target], index = state.target;
   const number = (value) => (value === null || value === undefined ? "" : (value * unit).toFixed(3));

@@ -27,7 +27,7 @@ function showTarget() {
   showTokens(measured.selection, beside?.selection ?? null);
 }
 
-/** What the controls say of the view, where a key or a link has changed it. */
+/** What the controls say of the view, if a key or a link has changed it. */
 function showControls() {
   at("model").value = state.model;
   at("rule").value = state.rule;
@@ -89,7 +89,7 @@ const namedBeside = () => (state.beside.model === state.model ? state.beside.rul
 
 function captionOf(measured, beside) {
   const parts = [`${state.criterion === "loss" ? "Loss" : "Divergence from the long context's prediction"} in nats. Blue: tokens of this document`];
-  if (measured.null !== null) parts.push("grey, dashed: the null");
+  if (measured.null !== null) parts.push("gray, dashed: the null");
   if (beside?.own) parts.push(`green: ${namedBeside()}`);
   return [`${parts.join("; ")}; dotted: the long context.`];
 }

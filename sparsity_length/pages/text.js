@@ -1,6 +1,6 @@
 // The text of the chosen document: targets shaded, influential tokens lit, words searched for marked.
 
-let tokens = []; // a list a chunk: the elements of its tokens
+let tokens = []; // one list per chunk: the elements of its tokens
 let lit = []; // the elements that light up now
 
 function openDocument(record, target = null) {
@@ -75,7 +75,7 @@ function shadeTargets() {
 
 const chosenToken = () => tokens[state.chunk][chosenChunk().targets[state.target]];
 
-/** Make a target the chosen one; `withFocus` where it was reached by key or click. */
+/** Make a target the chosen one; `withFocus` if it was reached by key or click. */
 function choose(chunkIndex, targetIndex, withFocus) {
   const before = at("text").querySelector(".target[aria-pressed=true]");
   before?.setAttribute("aria-pressed", "false");
@@ -121,7 +121,7 @@ function light(selection, ofBeside) {
   lit = [...near, ...chosen, ...ofBeside.map((token) => tokens[state.chunk][token.place])];
 }
 
-/** The null's own text, the tokens chosen there lit; nothing where the own distant context is shown. */
+/** The null's own text, the tokens chosen there lit; nothing if the own distant context is shown. */
 function showNullText(selection) {
   const chunk = chosenChunk(), of = chunk.null;
   at("null-section").hidden = !isNullShown() || of === undefined;

@@ -18,13 +18,13 @@ const everyTarget = data.documents.flatMap((record) => record.chunks.flatMap(
 
 const measuredOf = (target, model = state.model) => target.record.chunks[target.chunkIndex].models[model];
 
-/** L_short - L_long in nats; null where the model was not run on the target. */
+/** L_short - L_long in nats; null if the model was not run on the target. */
 function gainOf(target, model = state.model) {
   const measured = measuredOf(target, model);
   return measured === undefined ? null : (measured.short[target.index] - measured.long[target.index]) * unit;
 }
 
-/** A number a target for lists and sorting, null where there is none. */
+/** One number per target for lists and sorting, null if there is none. */
 const measures = {
   gain: gainOf,
   expected: (target) => columnAt(measuredOf(target)?.expected, target.index),
@@ -64,7 +64,7 @@ function sortedNumbers(name) {
   return sortedOf.get(key);
 }
 
-/** Mean gain of a document's targets in nats; null where the model was not run on it. */
+/** Mean gain of a document's targets in nats; null if the model was not run on it. */
 function meanGain(record) {
   let sum = 0, number = 0;
   for (const chunk of record.chunks) {
@@ -86,10 +86,10 @@ function hasNull({ model, rule } = state) {
 }
 
 /**
- * What was measured of the chosen target by a model and a rule, in nats; null where the model was not run on it.
+ * What was measured of the chosen target by a model and a rule, in nats; null if the model was not run on it.
  *
  * {short, long, start, own, null, kStar, selection}: start is what k tokens are added to, own and null a value
- * at each k, selection the first k tokens; own, null and selection are null where there are none.
+ * at each k, selection the first k tokens; own, null and selection are null if there are none.
  */
 function measuredTarget({ model, rule } = state) {
   const chunk = chosenChunk(), measured = chunk.models[model], index = state.target;
@@ -107,10 +107,10 @@ function measuredTarget({ model, rule } = state) {
   };
 }
 
-/** The first k tokens of a rule's distant context, own or the null's; own where there is no null. */
+/** The first k tokens of a rule's distant context, own or the null's; own if there is no null. */
 function selectionOf(ofRule, far, rule) {
   const chunk = chosenChunk(), place = chunk.targets[state.target], of = ofRule[far] ?? ofRule.own;
-  // Of rules that are target-agnostic, by what they rank: how far the prediction moves, where that is known.
+  // Of rules that are target-agnostic, by what they rank: how far the prediction moves, if that is known.
   const isMoved = of.moved !== undefined && rule.endsWith("_divergence");
   const weight = isMoved ? of.moved : of.influence;
   return of.distance[state.target].slice(0, chosenK()).map((distance, rank) => ({

@@ -176,7 +176,7 @@ class Task:
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.num_tasks:
             raise InputError(
-                f"--task-index {self.index} is no task of --num-tasks {self.num_tasks}, which go from 0 to"
+                f"--task-index {self.index} is not a task of --num-tasks {self.num_tasks}, which go from 0 to"
                 f" {self.num_tasks - 1}"
             )
 

@@ -3,7 +3,7 @@
 <results>/<table>/<model>/00003-of-00008.parquet            the data, and in its metadata what made it
 <results>/_stages/<stage>/<model>/00003-of-00008.done       its mark (results/files.py), written last
 
-Where another model tried what <model> chose, its folder is below: <model>/<evaluator>/ (`folder_name`).
+If another model evaluated what <model> selected, its folder is below: <model>/<evaluator>/ (`folder_name`).
 Columns say who both are, so any reader of Parquet opens <results>/<table> with all that it holds.
 
 Here only files that are marked as complete, and whole, are read; a warning counts the shards that are
@@ -57,7 +57,7 @@ columns of folders, and the beginning of a hidden file."""
 
 
 def folder_name(name: str) -> str:
-    """The name of a model's folder: percent-encoded where readers would take it for something else."""
+    """The name of a model's folder: percent-encoded if readers would take it for something else."""
     return _ESCAPED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), name)
 
 
@@ -164,7 +164,7 @@ class Results:
             if set(counts) != {len(counts)}:
                 sentence = (
                     f"{self.folder} holds {len(counts)} of {counts[0]} shards of {table} of model"
-                    f" '{' tried by '.join(names)}'; run {stage} again with the flags it was run with"
+                    f" '{' evaluated by '.join(names)}'; run {stage} again with the flags it was run with"
                 )
                 # Shards of 2 beside shards of 3 are two results, which hold the same documents.
                 if must_be_complete or len(set(counts)) > 1:

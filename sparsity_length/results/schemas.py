@@ -161,7 +161,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("context_token_id", "int32", "vocabulary ID of the selected token, in the distant context of"
                " the row"),
         optional("influence", "float", "loss(t | long context without the token) - loss(t | long context),"
-                 " nats, positive if the token helps; where --search-swaps is not 0, the token is replaced,"
+                 " nats, positive if the token helps; if --search-swaps is not 0, the token is replaced,"
                  " not removed; null without leave_one_out rules, or if --screen only estimated it"),
     ]),
     "influences": pa.schema([
@@ -227,8 +227,8 @@ SCHEMAS: dict[str, pa.Schema] = {
     # The same for position IDs that the model predicts; target_index then counts the response's IDs.
     "found_id_dependencies": pa.schema([
         *FINDING_COLUMNS,
-        optional("effect", "float", "effect of removing the token, or of replacing it (ablation"
-                 " 'substitute'), nats: on the loss (leave_one_out) or on the prediction"
+        optional("effect", "float", "effect of removing the token, or of replacing it (ablation 'swap',"
+                 " early 'substitute'), nats: on the loss (leave_one_out) or on the prediction"
                  " (leave_one_out_divergence); null for other rules"),
     ]),
     "sparse_functional_attention": pa.schema([

@@ -36,7 +36,7 @@ def ratio_of_sums(
 
     The interval is the percentile bootstrap's, which resamples documents. If there are fewer than
     `fewest_resampled`, it is Student's t times the jackknife's error, leaving out one document at a time.
-    Percent of intervals that cover the truth, where gains of documents are lognormal with a standard
+    Percent of intervals that cover the truth, if gains of documents are lognormal with a standard
     deviation of 0.5 and 1.5 (a few documents rule the sum; tests/benchmarks/interval_coverage.py):
 
         documents    8         19        24        49        100
@@ -89,7 +89,7 @@ def interval_of_statistic(
     return Interval(estimate, float(low), float(high))
 
 
-@lru_cache(maxsize=3 * _NUM_BLOCKS)  # of a byte a draw: 40 MB for 4,000 documents
+@lru_cache(maxsize=3 * _NUM_BLOCKS)  # of one byte per draw: 40 MB for 4,000 documents
 def _draw_counts(num_documents: int, block: int) -> np.ndarray:
     """How often each document is drawn, which says all there is to know of a resample: unsigned [B, D].
 

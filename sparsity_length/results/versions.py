@@ -13,7 +13,7 @@ _PACKAGES = ("ai2-olmo", "accelerate", "datasets", "numpy", "pyarrow", "tokenize
 def provenance() -> dict[str, str | dict[str, str]]:
     """The commit of this checkout, and the installed version of every package that can change a number.
 
-    The commit has `+changes` behind it where the tree differs from it, and is "unknown" outside git.
+    The commit has `+changes` behind it if the tree differs from it, and is "unknown" outside git.
     """
     root = Path(__file__).resolve().parents[2]
     # No tags: `--always` then falls back on the hash, to which `--dirty` is added.

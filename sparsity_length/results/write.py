@@ -53,7 +53,7 @@ class StageOutput:
         num_shards: int,
         task: Task = WHOLE,
     ) -> None:
-        """Open the output; an InputError where it holds results of another configuration, which it names.
+        """Open the output; an InputError if it holds results of another configuration, which it names.
 
         Args:
             results, stage, model: the folder, and whose results these are.
@@ -76,7 +76,7 @@ class StageOutput:
             "settings": {**settings, "num_shards": num_shards},
             "inputs": dict(inputs),
         }
-        # As files give it back, where tuples are lists: what is compared must be alike.
+        # As files give it back, in which tuples are lists: what is compared must be alike.
         self._made_by: dict[str, Any] = json.loads(json.dumps(made_by))
         if (results / MANIFEST).exists():
             raise InputError(
@@ -87,7 +87,7 @@ class StageOutput:
         if first := next(files, None):
             earlier = made_by_of(first).get(model, {})
             refuse_changes(
-                f"{results} holds {stage} of model '{' tried by '.join(self._models)}'",
+                f"{results} holds {stage} of model '{' evaluated by '.join(self._models)}'",
                 {name: earlier.get(name) for name in self._made_by},
                 self._made_by,
                 "--results folder",
@@ -107,7 +107,7 @@ class StageOutput:
 
     def writing(self) -> AbstractContextManager[None]:
         """Hold what is to be written: a second program that is the same task, or does all, is refused."""
-        # A lock a model: other models of the stage may be measured at the same time.
+        # One lock per model: other models of the stage may be measured at the same time.
         return folder_lock(self._path(f"_stages/{self._stage}", 0).parent, "--results", self._task)
 
     def pending_shards(self) -> list[int]:
@@ -125,7 +125,9 @@ class StageOutput:
     def state(self) -> str:
         """A line that says how many of the task's shards are there."""
         counts = f"{len(self._shards) - len(self.pending_shards())} of {len(self._shards)} shards"
-        return f"{self._stage} of model '{' tried by '.join(self._models)}' has {counts} in {self._results}"
+        return (
+            f"{self._stage} of model '{' evaluated by '.join(self._models)}' has {counts} in {self._results}"
+        )
 
     def write_shard(
         self,

@@ -29,9 +29,9 @@ TRAINING = 1e14
 MEASURING = 1e13
 """Operations per second: half of an A100's peak in float32."""
 BYTES_PER_WEIGHT = 12
-"""Of a checkpoint: a weight and two moments of AdamW, in float32."""
+"""Bytes in a checkpoint: a weight and two moments of AdamW, in float32."""
 BYTES_PER_TOKEN = 2
-"""Of tokenized text."""
+"""Bytes in tokenized text."""
 COUNTED = ("loss_differences", "influential_tokens", "length_interference")
 """Measuring stages of the estimate; evaluate_tokens costs little beside the search."""
 
@@ -68,7 +68,7 @@ def refusals(scripts: Sequence[str]) -> Iterator[str]:
         if partition and minutes_of(asked) > minutes_of(allowed[0]):
             yield (
                 f"{script}: asks for {asked}, and the partition allows {allowed[0]}; export SBATCH_TIMELIMIT"
-                " in slurm/cluster.env, and jobs go on where they were stopped"
+                " in slurm/cluster.env; jobs then resume where they stopped"
             )
 
 

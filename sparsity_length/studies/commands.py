@@ -49,7 +49,7 @@ class Command:
     steps: Sequence[int] = ()
     """Checkpoints along training that it measures."""
     part: str = ""
-    """Which part of it one process does, where several share it: "-1-of-2"."""
+    """Which part of it one process does, if several share it: "-1-of-2"."""
 
     @property
     def stage(self) -> str:
@@ -84,7 +84,7 @@ def flags(settings: Mapping[str, Any]) -> list[str]:
 
 
 def commands_of(study: Study) -> list[Command]:
-    """All commands of a study; an InputError where its parts do not fit together."""
+    """All commands of a study; an InputError if its parts do not fit together."""
     made = _synthetic_commands(study, study.synthetic) if study.synthetic else _text_commands(study)
     # Stable: all else stays in order. Each summary lists the figures of the evaluations beside it.
     commands = sorted(made, key=lambda command: command.stage == "summary")

@@ -54,7 +54,7 @@ def cpu_options() -> list[str]:
 def places(asked: int | None, threads: int) -> list[dict[str, str]]:
     """Environment variables of each process that runs at once.
 
-    There are as many as --jobs asks for, or one a GPU, or one for `threads` cores.
+    There are as many as --jobs asks for, or one per GPU, or one per `threads` cores.
     """
     import torch  # late: both take seconds
     from joblib import cpu_count
@@ -111,7 +111,9 @@ def run_all(commands: Sequence[Command], places: Sequence[Mapping[str, str]], lo
         # Slurm sends SIGTERM to all of a job, once and again; only a user means it the second time.
         if not stops or number == signal.SIGINT:
             stops.append(EXIT_STOPPED)
-            logger.info("stopped by a signal, trainings once they have saved; run the same again to go on")
+            logger.info(
+                "stopped by a signal, trainings once they have saved; run the same command again to resume"
+            )
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has SIGHUP
@@ -147,7 +149,9 @@ def run_all(commands: Sequence[Command], places: Sequence[Mapping[str, str]], lo
                 logger.info("%s finished in %s", log.stem, timedelta(seconds=round(time.time() - started)))
             elif not stops:
                 stops.append(code if code > 0 else 128 - code)  # as a shell reports a signal
-                logger.info("%s ended with exit code %d; run the same again to go on", log.stem, stops[0])
+                logger.info(
+                    "%s ended with exit code %d; run the same command again to resume", log.stem, stops[0]
+                )
                 lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
                 logger.info("the last lines of %s:\n%s", log, "\n".join(lines[-15:]))
     return stops[0] if stops else 0

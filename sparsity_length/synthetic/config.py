@@ -44,9 +44,9 @@ class TaskModelConfig:
     num_layers: int = 2
     num_heads: int = 4
     rotary_fraction: float = 0.25
-    """The share of each head that RoPE rotates; of `gpt_neox` only, `olmo` rotates all of it."""
+    """The fraction of each head that RoPE rotates, for `gpt_neox` only; `olmo` rotates all of it."""
     num_keys: int | None = None
-    """Of `sparse` positions: how many keys a row attends to in each head. None with all others."""
+    """For `sparse` positions: how many keys a row attends to in each head; None for all others."""
 
 
 @dataclass
@@ -67,12 +67,12 @@ class TaskConfig:
     largest_size: int = 10
     """Training sizes are all that the task has from the smallest to this."""
     largest_sparsity: int | None = None
-    """K_train: in training k is uniform on 1 to this, or to what a smaller size has room for. None where the
+    """K_train: in training k is uniform on 1 to this, or to what a smaller size has room for. None if the
     task has no k."""
     spread_of_coupled_ids: str = "contiguous"
     """How coupled IDs lie in training, before their random start: `contiguous`, or `pose`: parted by a random
-    skip, so that a short example shows large differences of IDs too. In testing always contiguous; of
-    `coupled` and `predicted` positions only."""
+    skip, so that a short example shows large differences of IDs too. In testing always contiguous. Only for
+    `coupled` and `predicted` positions."""
     num_position_ids: int = 256
     """Position IDs are below it, in training and testing: what PoSE and random starts draw from. A test
     example that needs more is refused."""
@@ -82,10 +82,10 @@ class TaskConfig:
     batch_size: int = 64
     """Examples of a step."""
     sizes_per_step: int = 2
-    """A step's examples are of so many sizes, a share of the batch each."""
+    """Number of sizes in a step, each with an equal part of the batch."""
     num_steps: int = 2000
     learning_rate: float = 5e-5
-    """Peak, after a linear warm-up; then linearly down to 0 at the last step."""
+    """Peak learning rate, after a linear warm-up; it then falls linearly to 0 at the last step."""
     warm_up_steps: int = 300
     weight_decay: float = 0.1
     """AdamW's."""
@@ -99,10 +99,10 @@ class TaskConfig:
     eval_interval: int = 250
     """Steps between measurements of the accuracy in distribution."""
     eval_num_examples: int = 256
-    """Examples of such a measurement, the same each time; at least, as every size has as many."""
+    """Least number of examples of such a measurement, the same each time; every size has as many."""
     stop_at_excess_loss: float | None = None
     """Training ends once a measurement finds so little excess loss in distribution, nats, so that models are
-    compared that know their task alike. Of tasks whose best loss is known. None: all steps."""
+    compared that know their task alike. Only for tasks whose best loss is known. None: all steps."""
     stop_at_accuracy: float | None = None
     """Training ends once a measurement finds this share of exact matches in distribution, and a model below
     it has not learned its task. None: all steps, and 0.99 counts as learned."""
@@ -119,9 +119,9 @@ class TaskConfig:
         return range(self.smallest_size, self.largest_size + 1, TASKS[self.task].step)
 
     def draw(self, size: int, num_examples: int, generator: np.random.Generator) -> list[Example]:
-        """Training examples of a size; each has a sparsity of its own, where the task has one.
+        """Training examples of a size; each has a sparsity of its own, if the task has one.
 
-        Where the response grows with k all have the same sparsity, without which they would not stack.
+        If the response grows with k, all have the same sparsity, without which they would not stack.
         """
         task = TASKS[self.task]
         if self.largest_sparsity is None:
@@ -135,7 +135,7 @@ class TaskConfig:
     def ids_of(
         self, examples: list[Example], generator: np.random.Generator, *, in_testing: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Token IDs and position IDs of examples, int64 [B, S]; InputError where they need too many of these.
+        """Token IDs and position IDs of examples, int64 [B, S]; InputError if they need too many of these.
 
         PoSE and randomized positions draw from all position IDs. In testing PoSE is contiguous, and coupled
         IDs are not spread; randomized positions are random there too (Ruoss et al. 2023).

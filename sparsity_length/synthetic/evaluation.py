@@ -140,11 +140,11 @@ def found_dependencies(
     """Which tokens rules select, under each ablation that they know: columns of `found_dependencies`.
 
     One row per target, rule and rank, up to `largest_k` or, if more tokens truly decide, to their number:
-    there precision and recall are equal. InputError where none is to be found.
+    there precision and recall are equal. InputError if none is to be found.
 
     An example is one chunk, whose last tokens are the targets; their short context, two tokens, is seen
     anyway. Under `swap` other examples' tokens stand in the place of what is left out, and measurements are
-    means over all of them: where a place has few values, one is often the token that stands there, and says
+    means over all of them: if a place has few values, one is often the token that stands there, and says
     nothing.
     """
     token_ids_BS, position_ids_BS = model.config.ids_of(examples, generator, in_testing=True)

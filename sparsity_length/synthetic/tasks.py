@@ -99,7 +99,7 @@ def addition(
 
     Our choice: digits are uniform and independent (Cho et al. draw the number of digits of each operand). A
     digit of the sum depends on the two digits above it and on the carry, which the three digits of the place
-    before determine: a + b - s of that place is 9 or 10 where something is carried, -1 or 0 where not.
+    before determine: a + b - s of that place is 9 or 10 if something is carried, else -1 or 0.
 
     No token of the prompt has the last digit's ID, 0. Parted from the others at random
     (`spread_of_coupled_ids`), it cannot be predicted; predictive position coupling is trained here with
@@ -469,11 +469,11 @@ class Task:
     """Every token by name; a token ID is an index into it."""
     draw_example: Callable[..., Example]
     """(size, sparsity, generator) -> one example of this size, in the task's own unit. Sparsity is k, at most
-    `largest_sparsity`; None where the task has none."""
+    `largest_sparsity`; None if the task has none."""
     coupled_schemes: tuple[str, ...] = COUPLED_SCHEMES
-    """Those that the task has: none without coupled IDs. With `predicted`, a model of coupled IDs has a table
-    of them, which predicting them needs. Without, IDs are what RoPE rotates by and nothing else, and the
-    model is that of any other positions."""
+    """Coupled schemes that the task has: none without coupled IDs. With `predicted`, a model of coupled IDs
+    has a table of them, which predicting them needs. Without, IDs are what RoPE rotates by and nothing else,
+    and the model is that of any other positions."""
     step: int = 1
     """Sizes are its multiples: a bit and its mark take two tokens, a planted one one."""
     most_k: int = 0

@@ -50,7 +50,7 @@ def of_training_step(seed: int, step: int) -> np.random.Generator:
 def knows_task(config: TaskConfig, metrics: dict[str, float]) -> bool:
     """Whether a measurement found the task learned in distribution.
 
-    At least 99 % exact matches, or the share `stop_at_accuracy`; where `stop_at_excess_loss` is set, that
+    At least 99 % exact matches, or the share `stop_at_accuracy`; if `stop_at_excess_loss` is set, that
     excess loss or less.
     """
     if config.stop_at_excess_loss is None:
@@ -80,7 +80,7 @@ def is_finished(run_folder: Path, config: TaskConfig) -> bool:
 def find_task_run(folder: Path, task: str) -> tuple[Path, TaskConfig]:
     """The newest checkpoint of a run folder of train_synthetic, and the run's configuration.
 
-    InputError where there is none, it is damaged, or it was trained on another task than `task`.
+    InputError if there is none, it is damaged, or it was trained on another task than `task`.
     """
     checkpoint = find_checkpoint(folder.resolve())
     refuse_damaged(checkpoint, MODEL_FILES)
@@ -108,7 +108,7 @@ class TaskTrainer(TrainingLoop):
     _config: TaskConfig
 
     def __init__(self, config: TaskConfig, run_folder: Path, device: torch.device) -> None:
-        """Build model and optimizer, at the run's newest checkpoint where it has one."""
+        """Build model and optimizer, at the run's newest checkpoint if it has one."""
         super().__init__(config, run_folder, config.num_steps)
         self._lm = TaskLM(config)
         self._module = self._lm._model.to(device).train().requires_grad_()
@@ -136,7 +136,7 @@ class TaskTrainer(TrainingLoop):
     def _measure(self) -> dict[str, float]:
         """Share of responses that are wholly right in distribution, each training size counting alike.
 
-        And the mean excess loss, where the best loss is known. Neither architecture has dropout.
+        And the mean excess loss, if the best loss is known. Neither architecture has dropout.
         """
         config = self._config
         generator = of_training_step(config.seed, 0)
@@ -194,7 +194,7 @@ class TaskTrainer(TrainingLoop):
         return metrics | losses, self._is_asked_to_stop
 
     def _draw(self, step: int) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
-        """A step's examples, a batch a size: P, tokens and position IDs [B, S]."""
+        """A step's examples, one batch per size: P, tokens and position IDs [B, S]."""
         config = self._config
         generator = of_training_step(config.seed, step)
         parts = []
@@ -232,7 +232,7 @@ def left(arguments: argparse.Namespace) -> list[str]:
 
 
 def train_on_task(arguments: argparse.Namespace) -> None:
-    """Train, go on training, or say that the run is finished."""
+    """Train, resume training, or say that the run is finished."""
     if not left(arguments):
         return
     config = config_of(arguments)

@@ -62,7 +62,7 @@ def chunks_of(
     """The first `max_chunks` full chunks of one document, or all of them, with the same chunk of others.
 
     The others are the documents that come next, after the last the first: their order is a hash's, so any is
-    as good as another. Where one has fewer chunks, they are taken in turn.
+    as good as another. If one has fewer chunks, they are taken in turn.
     """
     # Of four documents, the last has documents 0, 1, … as its others.
     used = [documents[(index + number) % len(documents)] for number in range(1 + num_others)]

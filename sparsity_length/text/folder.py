@@ -153,7 +153,7 @@ class TokenizedData:
 
     @classmethod
     def open(cls, folder: Path) -> "TokenizedData":
-        """The data in `folder`; InputError where it holds no complete data, or files of other sizes."""
+        """The data in `folder`; InputError if it holds no complete data, or files of other sizes."""
         manifest = read_record(folder / MANIFEST_FILE)
         if manifest is None:
             raise InputError(

@@ -139,7 +139,7 @@ class Template:
     fact: str
     keys: Sequence[str]
     answers: Sequence[str] = ()
-    """Without any: numbers of five digits."""
+    """Possible answers; empty: numbers of five digits."""
 
     def drawn(self, generator: np.random.Generator) -> tuple[str, str]:
         """A key and its answer."""
@@ -156,13 +156,13 @@ TEMPLATES = {
     "color": Template("color", OBJECTS, COLORS),
 }
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Parts of the haystack before the needle."""
+"""Fractions of the haystack before the needle."""
 
 
 def _folders(
     arguments: argparse.Namespace, data: TokenizedData
 ) -> Iterator[tuple[int, Path, dict[str, Any]]]:
-    """Of each length: its folder, and the configuration that the folder's content follows from."""
+    """Each length, its folder, and the configuration that the folder's content follows from."""
     inputs = [
         {"file": "train", "sha256": data.train_sha256},
         {"file": EVALUATION_FILE, "sha256": data.evaluation_sha256},

@@ -136,7 +136,7 @@ def decoded(content: bytes, name: str) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"{name} is no text in UTF-8: {error}") from None
+        raise InputError(f"{name} is not text in UTF-8: {error}") from None
 
 
 def embedded_files() -> tuple[Path, ...]:
@@ -211,10 +211,10 @@ _READERS: dict[str, Callable[..., Iterator[Record]]] = {
 
 
 def open_sources(names: Sequence[str], *, c4_split: str, text_field: str | None = None) -> list[Source]:
-    """The sources called `names`, one a file, in that order; a glob stands for its files, sorted by path.
+    """The sources called `names`, one per file, in that order; a glob stands for its files, sorted by path.
 
     Args:
-        names: `c4`, `embedded`, or paths or globs of files in C4's schema; InputError where one is no source.
+        names: `c4`, `embedded`, or paths or globs of files in C4's schema; InputError if one is no source.
         c4_split: the split of C4 that `c4` means, "train" or "validation".
         text_field: of the records of files; None: "text".
     """

@@ -314,7 +314,7 @@ class DocumentTokenizer:
         """The text of each token: joined, they are the text of all.
 
         A token that brings only the first bytes of a character has the piece ""; the character is in the
-        piece of the token that brings its last byte. With a token a byte, "é!" has the pieces "", "é", "!".
+        piece of the token that brings its last byte. With a token for each byte, "é!" has "", "é", "!".
         """
         # It gives None, and holds bytes back, until they are a whole character.
         stream = DecodeStream(skip_special_tokens=False)
@@ -348,7 +348,7 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
 def hub_folder(name: str, revision: str | None, is_enough: Callable[[Path], object], **patterns: Any) -> Path:
     """The folder of the hub's model `name`, at a branch, tag or commit; files of `patterns` are fetched.
 
-    Where they cannot be, as without a network, what the cache has must do, if it `is_enough`; or the hub's
+    If they cannot be, as without a network, what the cache has must do, if it `is_enough`; or the hub's
     client raises an error of its own.
     """
     from huggingface_hub import errors, snapshot_download  # late: few need it
@@ -391,7 +391,7 @@ def parse_tokenizer_name(name: str) -> Path | int:
 def tokenizer_at(path: Path) -> Path | None:
     """The tokenizer that a path means: a folder for AutoTokenizer, or a lone tokenizer.json.
 
-    A tokenizer.json beside other files of a model means its folder. None where there is no tokenizer.
+    A tokenizer.json beside other files of a model means its folder. None if there is no tokenizer.
     """
     if path.is_file() and path.name != "tokenizer.json":
         return path
@@ -414,7 +414,7 @@ def _refuse_broken(*paths: Path) -> None:
             if path.suffix == ".json":
                 json.loads(path.read_bytes()).keys()
         except (ValueError, AttributeError) as error:
-            raise InputError(f"{path} is no JSON object ({cause_of(error)}); fetch it again") from error
+            raise InputError(f"{path} is not a JSON object ({cause_of(error)}); fetch it again") from error
 
 
 def load_tokenizer(
@@ -462,7 +462,7 @@ def load_tokenizer(
                 f"mend tokenizer_class, extra_special_tokens, or what else is meant in {configuration}"
                 if file.is_file() and configuration.is_file()
                 else "put its files back, name another with --tokenizer, or save its tokenizer.json with"
-                " AutoTokenizer where sentencepiece and tiktoken are installed"
+                " AutoTokenizer in an environment that has sentencepiece and tiktoken"
             )
             raise InputError(
                 f"no tokenizer can be read from {place} ({cause_of(error)}); {remedy}"
@@ -523,7 +523,7 @@ class TokenizedText:
     bos_token_ids: tuple[int, ...] = ()
     """What stands before the text: it belongs to the model, which has it before every context."""
     last_message: tuple[int, int] | None = None
-    """Of a chat, the characters [start, end) of its last message; None if that has no content."""
+    """The characters [start, end) of a chat's last message; None if that has no content."""
     has_special_tokens: bool = False
     """Whether control tokens that the text spells are tokens of it: so in chats and of token IDs."""
 

@@ -325,7 +325,7 @@ def write_tokens(
                     document.document_id, token_ids, document.url
                 )
             elif what == TRAINS:
-                # Bytes, not a list of arrays: what is held is what is written, 2 bytes a token for uint16.
+                # Bytes, not a list of arrays: what is held is what is written, 2 bytes per token for uint16.
                 part += token_ids.astype(dtype).tobytes() + eos
                 counts["train_tokens"] += len(token_ids) + 1
                 counts["train_unknown"] += tokenizer.num_unknown(token_ids)

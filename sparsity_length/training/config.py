@@ -80,7 +80,7 @@ class PretrainConfig(TrainConfig):
     def num_steps(self) -> int:
         """OLMo's `max_duration` in optimizer steps: 1000 steps, or "2e6T" tokens, rounded up to a step."""
         text = str(self.max_duration)
-        # "2e6T" at 65,536 tokens a step is 30.5 steps, so 31.
+        # "2e6T" at 65,536 tokens per step is 30.5 steps, so 31.
         unit = self.global_train_batch_tokens if text.endswith("T") else 1
         try:
             return math.ceil(float(text.removesuffix("T")) / unit)

@@ -96,7 +96,7 @@ def _sequences(path: Path, token_dtype: np.dtype, length: int) -> Any:
     return tokens.numpy().reshape(-1, length)
 
 
-# One epoch's order at a time: at 8 bytes a sequence, all of C4 in sequences of 512 tokens takes 2.4 GB.
+# One epoch's order at a time: at 8 bytes per sequence, all of C4 in sequences of 512 tokens takes 2.4 GB.
 @lru_cache(maxsize=1)
 def _order_of_epoch(seed: int, epoch: int, num_sequences: int) -> np.ndarray:
     return np.random.default_rng([seed, 0, epoch]).permutation(num_sequences)

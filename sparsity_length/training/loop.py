@@ -1,4 +1,4 @@
-"""The training loop, whatever is trained: steps, metrics, checkpoints, going on, and stopping when asked.
+"""The training loop, whatever is trained: steps, metrics, checkpoints, resuming, and stopping when asked.
 
 A subclass says what a step does and a checkpoint holds: trainer.py and sparsity_length/synthetic/train.py.
 Checkpoints are in OLMo's unsharded layout, whole or absent, and known by the settings of their run:
@@ -47,7 +47,7 @@ _SEVERAL = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SI
 METRICS_FILE = "metrics.jsonl"
 """JSON lines in the run folder: an object per step, of whatever was measured then."""
 STATE = ("model", "optim", "train")
-"""Stems of the files that a run goes on from."""
+"""Stems of the files that a run resumes from."""
 
 
 def is_first_rank() -> bool:
@@ -80,7 +80,7 @@ def save_checkpoint(run_folder: Path, step: int, config: Any, state: dict[str, d
 def newest_state(run_folder: Path) -> dict[str, dict[str, Any]]:
     """The `state` given to `save_checkpoint`, of the newest checkpoint, on the CPU; {} if the run has none.
 
-    A damaged one is refused. Once its folder is removed the run goes on from the one before it, to the same
+    A damaged one is refused. Once its folder is removed, the run resumes from the one before it, to the same
     weights, as data depend on the step alone.
     """
     newest = newest_checkpoint(run_folder)
@@ -88,7 +88,7 @@ def newest_state(run_folder: Path) -> dict[str, dict[str, Any]]:
         return {}
     _, folder = newest
     refuse_damaged(folder, ["config.yaml", *(f"{stem}.pt" for stem in STATE)])
-    logger.info("going on from %s", folder)
+    logger.info("resuming from %s", folder)
     return {stem: read_tensors(folder / f"{stem}.pt") for stem in STATE}
 
 
@@ -218,9 +218,9 @@ class TrainingLoop(ABC):
 
 
 def train(run_folder: Path, make: Callable[[], TrainingLoop]) -> TrainingLoop:
-    """Make a training and run it to its end; refused where another runs in its folder.
+    """Make a training and run it to its end; refused if another runs in its folder.
 
-    The process ends with EXIT_STOPPED where a stop was requested before the end.
+    The process ends with EXIT_STOPPED if a stop was requested before the end.
     """
     # Without an address those that train together, also those of an MPI, would wait for one another for ever.
     several = [name for name in _SEVERAL if os.environ.get(name, "1") != "1"]
@@ -232,7 +232,7 @@ def train(run_folder: Path, make: Callable[[], TrainingLoop]) -> TrainingLoop:
     # Ranks of one run would refuse one another.
     with folder_lock(run_folder, "--save-folder") if is_first_rank() else nullcontext():
         keep_freed_memory()
-        # Once a model has learnt a little, products of small probabilities fall below 1e-38: nothing to what
+        # Once a model has learned a little, products of small probabilities fall below 1e-38: nothing to what
         # they are added to, but a processor takes long for each (analysis/LOG.md, 2026-11-23). Set before
         # torch starts its threads, which take it over.
         torch.set_flush_denormal(True)

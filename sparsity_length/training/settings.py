@@ -18,19 +18,19 @@ from sparsity_length.cli import InputError, cause_of, unknown_name
 
 
 def require(is_right: bool, sentence: str) -> None:
-    """An InputError of this sentence where something is not right."""
+    """An InputError of this sentence if something is not right."""
     if not is_right:
         raise InputError(sentence)
 
 
 def require_name(field: str, name: str | None, names: Collection[str]) -> None:
-    """An InputError where a field's value is none of its names; None is "off" or "by default"."""
+    """An InputError if a field's value is none of its names; None is "off" or "by default"."""
     if name is not None and name not in names:
         raise unknown_name(field, name, names)
 
 
 def require_positive(config: Any, fields: str) -> None:
-    """An InputError where one of the fields is 0, below it, or nan; None is "off" or "by default"."""
+    """An InputError if one of the fields is 0, below it, or nan; None is "off" or "by default"."""
     for field in fields.split():
         value = attrgetter(field)(config)
         require(value is None or value > 0, f"{field} is {value}; it must be above 0")
@@ -56,7 +56,7 @@ def read_overrides(overrides: Sequence[str]) -> DictConfig:
     try:
         return OmegaConf.from_dotlist(list(overrides))
     except (YAMLError, OmegaConfBaseException) as error:
-        raise InputError(f"an override of {' '.join(overrides)} is no YAML: {cause_of(error)}") from error
+        raise InputError(f"an override of {' '.join(overrides)} is not YAML: {cause_of(error)}") from error
 
 
 def settings_of(path: Path, schema: Any, *parts: Any) -> Any:

@@ -109,7 +109,7 @@ def mixed_precision_of(precision: str | None, device: torch.device, saved: str |
     """Accelerate's name for OLMo's `precision`: "bf16" or "no" (float32 throughout, as if it is None).
 
     `amp_bf16` keeps parameters and optimizer in float32 and computes matrix products in bfloat16; `auto` is
-    that where it is faster. A run that goes on keeps its `saved` one, whatever the device.
+    that if it is faster. A resumed run keeps its `saved` one, whatever the device.
     """
     faster = "bf16" if multiplies_bfloat16(device) else "no"
     chosen = {"amp_bf16": "bf16", "auto": saved or faster}.get(precision or "fp32", "no")
@@ -119,7 +119,7 @@ def mixed_precision_of(precision: str | None, device: torch.device, saved: str |
 
 
 def _distribute(model: OLMo, config: PretrainConfig, accelerator: Accelerator) -> torch.nn.Module:
-    """`model` on this rank's device: compiled where asked, sharded or replicated over the ranks.
+    """`model` on this rank's device: compiled if asked, sharded or replicated over the ranks.
 
     The parameters keep their names, so checkpoints stay OLMo's.
     """
@@ -149,7 +149,7 @@ class Trainer(TrainingLoop):
     _config: PretrainConfig
 
     def __init__(self, config: PretrainConfig, data: TokenizedData) -> None:
-        """Build model and optimizer, at the run's newest checkpoint where it has one."""
+        """Build model and optimizer, at the run's newest checkpoint if it has one."""
         super().__init__(config, Path(config.save_folder), config.num_steps)
         self._batch_of = prefetched(TrainingBatches(config, data).batch)
         saved = newest_state(self._run_folder)
@@ -179,7 +179,7 @@ class Trainer(TrainingLoop):
         self._model = _distribute(self._olmo, config, self._accelerator)
         self._optimizer = build_optimizer(config, self._olmo)
         for group in self._optimizer.param_groups:
-            group["fused"] = True  # AdamW's one kernel a device; Lion has none, and does not look
+            group["fused"] = True  # AdamW's one kernel per device; Lion has none, and does not look
         if saved:
             self.step = saved["train"]["step"]
             # After sharding: each rank takes its part of the whole.
@@ -293,7 +293,7 @@ def left(arguments: argparse.Namespace) -> list[str]:
 
 
 def pretrain(arguments: argparse.Namespace) -> None:
-    """Train, go on training, or say that the run is finished."""
+    """Train, resume training, or say that the run is finished."""
     if left(arguments):
         data = TokenizedData.open(arguments.data)
         refuse_damaged_tokens(data)

@@ -36,7 +36,7 @@ ABSURD_LOSS = 50.0
 
 @dataclass(frozen=True)
 class Truth:
-    """What was planted, a row a target: needed_k, gain (nats) and the target's keys."""
+    """What was planted, one row per target: needed_k, gain (nats) and the target's keys."""
 
     targets: pd.DataFrame
 

@@ -114,7 +114,7 @@ def test_targets_hold_what_was_measured_of_them(measured: Path) -> None:
     rows = Results(measured / "short").frame("length_interference")
     distant = set(rows["distant_document_id"].dropna())
     sources = {document.document_id: document.url for document in data.evaluation_documents()}
-    # Three targets a text; those that are distant for others are none of the study's.
+    # Three targets per text; those that are distant for others are none of the study's.
     assert len(targets) == 3 * (len(sources) - len(distant)) and not set(targets["document_id"]) & distant
     assert targets["source"].tolist() == [sources[name] for name in targets["document_id"]]
     first = targets.iloc[0]
@@ -356,7 +356,7 @@ def test_moved_targets_hold_what_was_measured_of_them(tmp_path: Path) -> None:
 
 
 def write_letters(folder: Path, sources: Sequence[str], num_evaluated: int) -> list[object]:
-    """A text from each source in `folder`/data, the last ones train; flags for three targets a text."""
+    """A text from each source in `folder`/data, the last ones train; flags for three targets per text."""
     rng = np.random.default_rng(0)
     rows = [{"text": "".join(rng.choice(list("abcdefgh "), 300)), "url": source} for source in sources]
     for name, of in (("texts", rows[:num_evaluated]), ("train", rows[num_evaluated:])):

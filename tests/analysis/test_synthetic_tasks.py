@@ -150,7 +150,7 @@ def test_the_number_is_blamed_or_cleared_only_if_one_bit_holds(
 
 
 def test_newcombe_of_a_difference_by_hand() -> None:
-    """His example: 56 of 70 less 48 of 80 is 0.2, [0.0524, 0.3339], by Wilson's ends of both."""
+    """His example: 56 of 70 minus 48 of 80 is 0.2, [0.0524, 0.3339], by Wilson's ends of both."""
     columns = ["size", "sparsity", "exact_match", "exact_match_low", "exact_match_high"]
     rows = pd.DataFrame([(9, 16, 0.8, 0.6916, 0.8768), (9, 4, 0.6, 0.4905, 0.7003)], columns=columns)
     difference = synthetic_tasks.beyond(rows, 16, 4)

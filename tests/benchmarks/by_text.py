@@ -1,4 +1,4 @@
-"""What benchmarks of texts share: a text is a line of --out; texts that are in it are not measured again.
+"""Parts that benchmarks of texts share: --out has one line per text; texts in it are not measured again.
 
 Two processes may share the texts: one does --texts 10, the other --first 10 --texts 20.
 """

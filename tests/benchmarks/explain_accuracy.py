@@ -1,15 +1,15 @@
-"""What the sources of explain's search recover, and what it finds of exact leave-one-out, for how much less.
+"""Recovery by the sources of explain's search, and its agreement and cost beside exact leave-one-out.
 
   python tests/benchmarks/explain_accuracy.py --texts 20 --out accuracy.jsonl     # on SmolLM2, 512 tokens
   python tests/benchmarks/explain_accuracy.py --texts 4 --length 1024 --skip-exact --out 1024.jsonl
 
-Of each text the 12 predictions with the largest effect of distant text are explained twice, by tokens: with
-the search, and with every distant token swapped (the four with the largest effects are then the sources).
-Told are
-  recovered        what the sources, at most 4, recover of the total effect in 2 swapped contexts, of both
-  exact top 4      what the search has of it within its sources
-  forward tokens   of the search and the trial, as a fraction of those of exact leave-one-out and trial
-Exact leave-one-out of a text of 512 tokens takes about 130,000 forward tokens: five minutes of one core with
+The program explains the 12 predictions of each text with the largest effect of distant text twice: with the
+search, and with every distant token swapped (the four with the largest effects are then the sources). It
+prints
+  recovered        fraction of the total effect that at most 4 sources recover in 2 swapped contexts, for both
+  exact top 4      the fraction of these tokens that are among the sources of the search
+  forward tokens   the cost of search and trial, as a fraction of that of exact leave-one-out and trial
+Exact leave-one-out of a text of 512 tokens takes about 130,000 forward tokens: five minutes on one core with
 AVX-512 for 135 M parameters.
 """
 

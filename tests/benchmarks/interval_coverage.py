@@ -2,8 +2,8 @@
 
   python tests/benchmarks/interval_coverage.py
 
-Prints the table that the docstring of `results.statistics.ratio_of_sums` quotes: percent of 4,000 samples
-whose interval covers the truth. Half a minute on one core.
+The program prints the table that the docstring of `results.statistics.ratio_of_sums` quotes: the percentage
+of 4,000 samples whose interval covers the truth. It takes half a minute on one core.
 """
 
 import sys

@@ -1,22 +1,22 @@
-"""How fast the influence of every distant token is measured: ours beside other ways, on one chunk.
+"""Time the influence of every distant token of one chunk, with our code and with other methods.
 
-All have the same randomly initialized OLMo, tokens, machine, threads and tokens in a batch:
+All use the same randomly initialized OLMo, tokens, machine, threads and tokens in a batch:
   ours                     leave_out
-  all-targets loop         one whole masked forward pass a removed token, for all targets at once; our model
+  all-targets loop         one whole masked forward pass per removed token, for all targets at once; our model
                            code, logits at targets only
   forward per pair         stock OLMo, one masked forward pass for every (target, distant token) pair
-  captum FeatureAblation   captum around the loop's passes; left out where captum is not installed
+  captum FeatureAblation   captum around the loop's passes; left out if captum is not installed
 
-Pairs are those of m targets with the tokens more than s before them. The more targets share a pass, the more
-a pass is worth, to the loop and to ours; a pass a pair gains nothing: so the factor over a forward per pair
-depends on m, the factor over the loop hardly. Ours measures the whole chunk; the others are timed on evenly
-spread tokens of about --sample-tokens forward-tokens, and the whole chunk is extrapolated. Timing goes round
+Pairs are those of m targets with the tokens more than s before them. The loop and our code share one pass
+among all targets, one pass per pair does not: so the speedup over one pass per pair depends on m, and the
+speedup over the loop hardly does. Our code measures the whole chunk; the other methods are timed on evenly
+spread tokens, about --sample-tokens forward tokens, and extrapolated to the whole chunk. Timing goes round
 robin, --repeats times; medians count.
 
-Numbers before speed. The influences that every float32 way measures must equal ours to within --tolerance of
-their standard deviation, or that is said and nothing else. bfloat16 is not held to equality.
+The influences that each float32 method measures must equal ours to within --tolerance of their standard
+deviation; otherwise the program reports only the difference. bfloat16 is not held to equality.
 
-a few minutes on 2 cores:
+A few minutes on two cores:
   python tests/benchmarks/leave_one_out.py --long-context-lengths 256 --repeats 1 \\
       --out runs/benchmarks/quick.json
 
@@ -164,7 +164,7 @@ def forward_per_pair(problem: Problem, removed_R: np.ndarray) -> np.ndarray:
 
 
 def losses_without(problem: Problem, removed_R: np.ndarray) -> torch.Tensor:
-    """loss(t | long without i) of all targets, in one pass a token: float32 [R, T], nats."""
+    """loss(t | long without i) of all targets, in one pass per token: float32 [R, T], nats."""
     device = problem.lm.device
     num_rows = problem.lengths.long_context_length - 1
     tokens_L = torch.as_tensor(problem.chunk_L, device=device)

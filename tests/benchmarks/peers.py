@@ -1,4 +1,4 @@
-"""`explain` beside other attribution tools: seconds, and what the sources that each finds recover.
+"""Compare `explain` with other attribution tools: seconds, and recovery by the sources that each finds.
 
   python tests/benchmarks/peers.py --text page.txt --out peers.parquet     # on SmolLM2, first 512 tokens
 
@@ -9,7 +9,7 @@ about 1 GB). Tools:
   captum      LLMGradientAttribution with LayerGradientXActivation and LayerIntegratedGradients;
               FeatureAblation would take one forward pass per distant token and prediction: hours
   inseq       attribute(method="saliency"), "attention" and "integrated_gradients"
-  flashtrace  FlashTrace.trace, one hop; method="ifr-span" where it scores nothing
+  flashtrace  FlashTrace.trace, one hop; method="ifr-span" if it scores nothing
 Integrated gradients get as many steps as take about as long as `explain`, a step being a saliency map: the
 other methods have no setting that makes more of more time.
 
@@ -248,7 +248,7 @@ def main() -> None:
     summary = pd.DataFrame(
         {
             "recovered": 1 - table["remaining"].sum() / table["total_effect"].sum(),
-            "seconds a prediction": table["seconds"].mean(),
+            "seconds per prediction": table["seconds"].mean(),
             "predictions": table.size(),
         }
     )

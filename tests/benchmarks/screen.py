@@ -1,15 +1,16 @@
-"""What --screen N finds of exact leave-one-out, and for how many forward tokens.
+"""Compare --screen N with exact leave-one-out: agreement, and forward tokens.
 
   python tests/benchmarks/screen.py --texts 4 --out screen.jsonl       # on SmolLM2, 512 tokens
   python tests/benchmarks/screen.py --length 1024 --texts 1 --screens 16 --out screen.jsonl
 
-Of each text 8 predictions, every eighth of the last 64, with 32 near tokens, by removal. Told are
-  recall           of the 16 tokens with the largest exact KL: how many are among the first 16 of the screen
+The program measures 8 predictions of each text, every eighth of the last 64, with 32 near tokens, by removal.
+It prints
+  recall           the fraction of the exact top 16 (by KL) that the screen ranks among its first 16
   top 1            how often the exact first token is the screen's first
   doublings        `mean_log2_k` of the screen's ranking, k up to 128, minus that of the exact one
-  forward tokens   of the screen, as a fraction of those of exact leave-one-out
-Exact leave-one-out of a text of 512
-tokens takes about 130,000 forward tokens: five minutes of one core with AVX-512 for 135 M parameters.
+  forward tokens   the cost of the screen, as a fraction of that of exact leave-one-out
+Exact leave-one-out of a text of 512 tokens takes about 130,000 forward tokens: five minutes on one core with
+AVX-512 for 135 M parameters.
 """
 
 import argparse

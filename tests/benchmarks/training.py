@@ -1,10 +1,10 @@
-"""How fast training is: tokens a second, beside a plain PyTorch loop.
+"""Compare the speed of training with a plain PyTorch loop, in tokens per second.
 
 For every configuration, context length and precision, our Trainer and a plain loop (stock OLMo at its own
 positions, torch's fused AdamW, autocast, cross-entropy, clipping) train the same model from the same weights
 on the same batches. First the losses of three steps must agree; then steps of the two are timed in turn, so
-that whatever else the machine does falls on both. Reported: the median of the steps; the ratio is that of
-medians, 1 or more where ours is no slower.
+that whatever else the machine does falls on both. The program prints the median of the steps and the ratio
+of medians, which is 1 or more if ours is no slower.
 
     python tests/benchmarks/training.py              20m, 60m at 64 and 512 tokens, float32 and bfloat16
     python tests/benchmarks/training.py --quick      20m at 64 tokens, a few steps
@@ -56,7 +56,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--tokens-per-step", type=positive_int, default=4096, help="one micro-batch")
     add("--steps", type=positive_int, default=10, help="timed steps of each loop")
     add("--set", nargs="*", default=[], metavar="field=value", help="overrides for ours only")
-    add("--quick", action="store_true", help="20m at 64 tokens, 1,024 tokens a step, 3 steps")
+    add("--quick", action="store_true", help="20m at 64 tokens, 1,024 tokens per step, 3 steps")
 
 
 def config_of(
@@ -171,7 +171,7 @@ def main(arguments: argparse.Namespace) -> None:
         arguments.tokens_per_step = 1024
         arguments.steps = 3
     keep_freed_memory()  # of the process, so of the plain loop too
-    print(f"{arguments.tokens_per_step:,} tokens a step; median of {arguments.steps} steps")
+    print(f"{arguments.tokens_per_step:,} tokens per step; median of {arguments.steps} steps")
     print("config context     dtype  ours tok/s plain tok/s  ratio")
     for name in arguments.configs:
         for context in arguments.contexts:

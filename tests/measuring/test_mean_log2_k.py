@@ -1,4 +1,4 @@
-"""mean_log2_k by hand and by brute force, and choices tried on other models by evaluate_tokens.
+"""mean_log2_k by hand and by brute force, and choices evaluated with other models by evaluate_tokens.
 
 The stages are compared with stock models that read every context by hand (naive_predictions.py), and the
 integral with a sum over a fine grid.

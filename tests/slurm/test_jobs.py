@@ -73,7 +73,7 @@ PartitionName=short Nodes=ALL MaxTime=60 State=UP
 
 
 def why_not_here() -> str | None:
-    """The reason why no Slurm can be started on this machine; None where one can."""
+    """The reason why no Slurm can be started on this machine; None if one can."""
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing:
         return f"no Slurm here ({', '.join(missing)} not found); .ci/run installs it where it can"
@@ -328,7 +328,7 @@ def test_a_study_runs_from_text_to_results(
     assert not stopped.value.code
     measure(tmp_path)
     files = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*.parquet")}
-    assert len(files) == 2 * 6  # a shard a document, as there are so few
+    assert len(files) == 2 * 6  # one shard per document, as there are so few
     for name, content in files.items():
         assert (root / "run/results" / name).read_bytes() == content
 
@@ -336,7 +336,9 @@ def test_a_study_runs_from_text_to_results(
 @pytest.mark.slow
 def test_a_study_runs_within_one_job(slurm: LocalSlurm, make_checkout: Callable[..., Path]) -> None:
     root = make_checkout()
-    job_id = slurm.submit("--output=%x.log", "slurm/study.sh", "study.yaml", "models.short-pose=null", cwd=root)
+    job_id = slurm.submit(
+        "--output=%x.log", "slurm/study.sh", "study.yaml", "models.short-pose=null", cwd=root
+    )
     said = (states(slurm.wait(job_id, timeout=500)), (root / "study.log").read_text()[-2000:])
     assert said[0] == {"COMPLETED"}, said
     assert [path.name for path in (root / "run" / "models").iterdir()] == ["long-seed1"]
@@ -426,7 +428,7 @@ def test_two_nodes_train_one_model_and_go_on_after_a_requeue(
     said = log(root, "stopped", job_id)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), said
     assert "the time limit is near" in said and "restart 1" in said
-    saved = int(said.split("going on from ")[1].split("step")[1].split("-")[0])
+    saved = int(said.split("resuming from ")[1].split("step")[1].split("-")[0])
     assert 0 < saved < NUM_STEPS
 
     last = f"step{NUM_STEPS}-unsharded"

@@ -301,13 +301,13 @@ def test_after_a_failure_only_what_is_left_runs(
     assert run_all(commands, [{}], LOGS) == 75
     assert ran() == ["first", "second"]
     assert capfd.readouterr().out == "sparsity stage first\nfirst is there\nsparsity stage second\n"
-    assert caplog.messages[-2] == "second ended with exit code 75; run the same again to go on"
+    assert caplog.messages[-2] == "second ended with exit code 75; run the same command again to resume"
     assert "the last lines of run/logs/second.log:\n" in caplog.messages[-1]
     assert caplog.messages[-1].endswith("\nno good")
     Path("FAIL-second").unlink()
     assert run_all(commands[1:], [{}], LOGS) == 0
     assert ran() == ["second", "third"]
-    assert Path("run/logs/second.log").read_text().count("--- ") == 2  # a heading a run
+    assert Path("run/logs/second.log").read_text().count("--- ") == 2  # one heading per run
 
 
 @pytest.fixture
@@ -345,7 +345,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
-STOPPED = "study: stopped by a signal, trainings once they have saved; run the same again to go on\n"
+STOPPED = "study: stopped by a signal, trainings once they have saved; run the same command again to resume\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])

@@ -53,7 +53,7 @@ def test_a_study_goes_on_where_a_stage_failed_and_sees_what_changed(study_file: 
     (folder / "evaluation.jsonl").write_text(json.dumps({"text": "too short"}) + "\n")
     failed = of_text()
     assert failed.returncode == 2, failed.stderr
-    assert " ended with exit code 2; run the same again to go on" in failed.stderr
+    assert " ended with exit code 2; run the same command again to resume" in failed.stderr
     assert not (folder / "run" / "results" / "tiny" / "loss_differences").exists()
 
     (folder / "evaluation.jsonl").write_text(json_lines(1, 40, 80))

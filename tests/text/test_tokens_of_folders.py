@@ -1,7 +1,7 @@
 """The tokens of a folder are AutoTokenizer's in every program; EOS, BOS, where tokens stand in a text.
 
 Six kinds of tokenizers are made here, each a Hugging Face folder. They are compared with what everybody else
-gets of it, `AutoTokenizer.from_pretrained(folder)(text)`, less what that puts behind the text.
+gets of it, `AutoTokenizer.from_pretrained(folder)(text)`, minus what that puts behind the text.
 """
 
 import json
@@ -373,7 +373,7 @@ def test_what_is_put_before_a_text_is_kept_and_what_is_put_behind_it_is_not(tmp_
             {"extra_special_tokens": {"a": {"content": "<a>"}}},
             "extra_special_tokens, .*/tokenizer_config.json",
         ),
-        ("<!doctype html>", "tokenizer_config.json is no JSON object"),
+        ("<!doctype html>", "tokenizer_config.json is not a JSON object"),
         ({"tokenizer_class": "GPT2Tokenizer"}, "differ"),
         ({"tokenizer_class": "PreTrainedTokenizerFast"}, "alike"),
     ],

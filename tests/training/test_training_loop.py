@@ -1,4 +1,4 @@
-"""Training: configuration, batches, position IDs, losses, checkpoints, going on to the same weights."""
+"""Training: configuration, batches, position IDs, losses, checkpoints, resuming to the same weights."""
 
 import json
 import math
