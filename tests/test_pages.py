@@ -115,6 +115,7 @@ OF_A_SHELL = (
     "sparsity --help",
     "cp slurm/",
     "source slurm/",
+    "export ",
     "slurm/submit_all.sh --dry-run",
 )
 """How the commands begin that a shell runs here as they stand."""
@@ -135,7 +136,7 @@ NOT_RUN = {
     r"TEXTS/|--checkpoints MODEL|runs/real/": "tests/analysis/test_interference.py runs them, small",
     r"MODEL=GEMMA|reach/gemma": "tests/analysis/test_reach.py runs them, small",
     r"runs/distance/": "tests/analysis/test_interference.py runs them, small",
-    r"^(sbatch|slurm/submit_all\.sh( --check)?$)": "tests/slurm runs it, where there is a Slurm",
+    r"^(sbatch|slurm/submit_all\.sh(?! --dry-run))": "tests/slurm runs it, if there is a Slurm",
     r"^torchrun": "tests/test_pretrain.py runs it",
     r"studies/gpu\.yaml$": "it needs a GPU",
     r"\bload_path=": "tests/training/test_training_loop.py begins a run so",
