@@ -158,9 +158,7 @@ def of_robustness() -> Numbers:
         cells = ["{} [{}, {}]".format(*ends[:3]), "{} to {}".format(*ends[3:])]
         cells.append(f"{len(failed)}/{len(changed)}{': ' if names else ''}{', '.join(names)}")
         lines.append([words, *cells])
-    return {
-        "robustness": markdown(["headline", "as published", "variants", "variants that disagree"], lines)
-    }
+    return {"robustness": markdown(["headline", "as published", "variants", "variants that disagree"], lines)}
 
 
 ROBUST = {
@@ -312,7 +310,6 @@ def of_stricter_test() -> Numbers:
 def of_searches() -> Numbers:
     """What the tokens of each search recover in swapped contexts that the search did not see."""
     searches = pd.read_parquet(REFERENCE / "searches.parquet")
-    kept = searches[searches["evaluator"] == EVALUATOR]
     columns = ["swaps", "search", "k"]
     of_evaluators = searches.pivot(
         index=["evaluator", "document_id"], columns=columns, values=["recovered", "total_effect"]
@@ -337,6 +334,12 @@ def of_searches() -> Numbers:
         columns = [sums[name, swaps, "one swap", k].to_numpy() for swaps, name in places]
         return interval_of_statistic(columns, difference_of_ratios)
 
+    def sample_of(evaluator: str) -> str:
+        kept = searches[searches["evaluator"] == evaluator]
+        num_targets = kept.groupby("document_id")["num_targets"].max().sum()
+        return f"{num_targets} targets of {kept['document_id'].nunique()} texts"
+
+    smollm2 = "SmolLM2-135M-Instruct"
     table = []
     for words, search, passes in (
         ("removal", "removal", "1"),
@@ -347,19 +350,31 @@ def of_searches() -> Numbers:
         ("recency", "recency", "0"),
         ("random", "random", "0"),
     ):
-        cells = [percent(share(search, k)) for k in (4, 16)]
-        lead = "" if search == "one swap" else percent(share(search, 16, "one swap"), " points")
-        table.append([words, passes, *cells, lead])
-    same = [percent(share("one swap", k, swaps="same")) for k in (4, 16)]
-    table.append(["one swapped context, evaluated in the same", "1", *same, ""])
-    header = ["search", "passes", "k = 4", "k = 16", "k = 16, minus one swapped"]
+        cells = []
+        for evaluator in (EVALUATOR, smollm2):
+            cells += [percent(share(search, k, evaluator=evaluator)) for k in (4, 16)]
+            lead = percent(share(search, 16, "one swap", evaluator=evaluator), " points")
+            cells.append("" if search == "one swap" else lead)
+        table.append([words, passes, *cells])
+    cells = []
+    for evaluator in (EVALUATOR, smollm2):
+        cells += [percent(share("one swap", k, swaps="same", evaluator=evaluator)) for k in (4, 16)] + [""]
+    table.append(["one swapped context, evaluated in the same", "1", *cells])
+    of_model = ["k = 4", "k = 16", "k = 16, minus one swapped"]
+    header = ["search", "passes", *(f"{name}, {cell}" for name in ("2.3 M", "SmolLM2") for cell in of_model)]
     return {
         "searches": markdown(header, table),
-        "searches_sample": f"{kept.groupby('document_id')['num_targets'].max().sum()} targets of"
-        f" {kept['document_id'].nunique()} texts",
+        "searches_sample": sample_of(EVALUATOR),
+        "searches_sample_smollm2": sample_of(smollm2),
         **{
             f"same_minus_other{words}_{k}": percent(same_minus_other(k, evaluator), " points")
-            for words, evaluator in (("", EVALUATOR), ("_demo", "demo-long-seed1"))
+            for words, evaluator in (("", EVALUATOR), ("_demo", "demo-long-seed1"), ("_smollm2", smollm2))
+            for k in (4, 16)
+        },
+        **{
+            f"searches_smollm2_lead_{k}": percent(
+                share("removal", k, "recency", evaluator=smollm2), " points"
+            )
             for k in (4, 16)
         },
         "searches_demo_lead": percent(
