@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 
 import numpy as np
@@ -315,23 +315,17 @@ def of_searches() -> Numbers:
         index=["evaluator", "document_id"], columns=columns, values=["recovered", "total_effect"]
     )
 
-    def share(
-        search: str,
-        k: int,
-        minus: str | None = None,
-        swaps: str = "other",
-        evaluator: str = EVALUATOR,
-    ) -> Interval:
+    def share(search: str, k: int, minus: str | None = None, evaluator: str = EVALUATOR) -> Interval:
         sums = of_evaluators.loc[evaluator]
-        recovered = sums["recovered", swaps, search, k]
+        recovered = sums["recovered", "other", search, k]
         if minus is not None:
-            recovered = recovered - sums["recovered", swaps, minus, k]
-        return ratio_of_sums(recovered.to_numpy(), sums["total_effect", swaps, search, k].to_numpy())
+            recovered = recovered - sums["recovered", "other", minus, k]
+        return ratio_of_sums(recovered.to_numpy(), sums["total_effect", "other", search, k].to_numpy())
 
-    def same_minus_other(k: int, evaluator: str) -> Interval:
+    def same_minus_other(evaluator: str) -> Interval:
         sums = of_evaluators.loc[evaluator]
         places = product(("same", "other"), ("recovered", "total_effect"))
-        columns = [sums[name, swaps, "one swap", k].to_numpy() for swaps, name in places]
+        columns = [sums[name, swaps, "one swap", 16].to_numpy() for swaps, name in places]
         return interval_of_statistic(columns, difference_of_ratios)
 
     def sample_of(evaluator: str) -> str:
@@ -348,28 +342,22 @@ def of_searches() -> Numbers:
         ("blocks of four tokens, swapped", "blocks", "1/4"),
         ("attention", "attention", "1/100"),
         ("recency", "recency", "0"),
-        ("random", "random", "0"),
     ):
         cells = []
         for evaluator in (EVALUATOR, smollm2):
             cells += [percent(share(search, k, evaluator=evaluator)) for k in (4, 16)]
-            lead = percent(share(search, 16, "one swap", evaluator=evaluator), " points")
+            lead = percent(share(search, 16, "one swap", evaluator=evaluator), "")
             cells.append("" if search == "one swap" else lead)
         table.append([words, passes, *cells])
-    cells = []
-    for evaluator in (EVALUATOR, smollm2):
-        cells += [percent(share("one swap", k, swaps="same", evaluator=evaluator)) for k in (4, 16)] + [""]
-    table.append(["one swapped context, evaluated in the same", "1", *cells])
-    of_model = ["k = 4", "k = 16", "k = 16, minus one swapped"]
-    header = ["search", "passes", *(f"{name}, {cell}" for name in ("2.3 M", "SmolLM2") for cell in of_model)]
+    of_models = [[f"{name}: k = 4", "k = 16", "lead, points"] for name in ("2.3 M", "SmolLM2")]
+    header = ["search", "passes", *chain.from_iterable(of_models)]
     return {
         "searches": markdown(header, table),
         "searches_sample": sample_of(EVALUATOR),
         "searches_sample_smollm2": sample_of(smollm2),
         **{
-            f"same_minus_other{words}_{k}": percent(same_minus_other(k, evaluator), " points")
+            f"same_minus_other{words}": percent(same_minus_other(evaluator), " points")
             for words, evaluator in (("", EVALUATOR), ("_demo", "demo-long-seed1"), ("_smollm2", smollm2))
-            for k in (4, 16)
         },
         **{
             f"searches_smollm2_lead_{k}": percent(
