@@ -488,7 +488,7 @@ def test_a_job_says_whether_it_is_back_in_the_queue(requeues: bool, code: int, t
     )
     assert done.returncode == code, done.stderr  # 138: by USR1, where Slurm would end it
     assert ("back into the queue\n" in done.stdout) == requeues
-    assert ("could not put it back" in done.stdout) == (not requeues)
+    assert ("could not requeue" in done.stdout) == (not requeues)
 
 
 def test_a_script_a_stage_that_stops_in_time_and_is_requeued() -> None:
