@@ -16,5 +16,5 @@
 source slurm/job.sh study || exit 2 # with an argument, because no study has such a job
 (($#)) || set -- "$STUDY"
 # The commands that are left name the folders that they write to.
-read -ra writes <<<"$(python pipeline/study.py "$@" --dry-run | tr '\n' ' ')"
+read -ra writes <<<"$("${container[@]}" python pipeline/study.py "$@" --dry-run | tr '\n' ' ')"
 run python pipeline/study.py "$@"
