@@ -77,9 +77,9 @@ def check_input(arguments: argparse.Namespace, is_next: bool) -> None:
 
     That is looked for only if the command `is_next`.
     """
-    _sources(arguments)
-    tokenizer = _opened(arguments)[-1] if is_next else None
-    if isinstance(tokenizer, Path):
+    if not is_next:
+        _sources(arguments)
+    elif isinstance(tokenizer := _opened(arguments)[-1], Path):
         _load(tokenizer, arguments)
 
 
