@@ -7,16 +7,18 @@ processes other than its own. Its name, parameters included, must be the same in
 to make: every process collects all tests. Waiting needs a generous limit: the other processes keep the
 cores busy.
 
-A test runs a stage in this process (`stage.STAGE(words)`). If it is about processes, it forks one
-(forked_stages.py); only if it is about the command does it start one, whose imports take seconds.
+A test runs a stage in this process (`stage.STAGE(words)`); only if it is about processes or the command
+does it start one (processes.py), whose imports take seconds.
 """
 
 import os
+import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 # Tests multiply tiny matrices: threads only cost, and on a busy machine they cost minutes. Set before torch
 # is imported, and so for the processes that tests start, too.
@@ -25,12 +27,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # it would be another once the tree is edited, or committed to, while the tests run.
 os.environ["GIT_DIR"] = os.devnull
 
-import forked_stages
 import pytest
 
 # torch and olmo are imported late: the process that only deals the tests out starts in an instant without.
 if TYPE_CHECKING:
-    import execnet
     from olmo.model import OLMo
 
 LONGEST_FIRST = (
@@ -51,22 +51,20 @@ LONGEST_FIRST = (
     "tests/measuring/test_mean_log2_k.py",
 )
 """The files that take longest: one that starts last would keep the other processes waiting."""
-TIME_IS_OVER = "the time is over"
 MOST_PROCESSES = 8  # of about half a GiB each
 
 
-def pytest_runtest_setup() -> None:
-    """Begin no test after BEGIN_TESTS_UNTIL, in seconds since 1970: so .ci/run ends in time and by itself."""
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out what needs a GPU where none can be used, and, for .ci/run, what would begin too late.
+
+    That is after BEGIN_TESTS_UNTIL, in seconds since 1970.
+    """
+    import torch
+
+    if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
+        pytest.skip("needs a GPU: make test-gpu, where one can be used")
     if time.time() > float(os.environ.get("BEGIN_TESTS_UNTIL", "inf")):
-        pytest.skip(TIME_IS_OVER)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name the tests that did not begin in time."""
-    skipped = terminalreporter.stats.get("skipped", [])
-    if late := [report.nodeid for report in skipped if TIME_IS_OVER in str(report.longrepr)]:
-        terminalreporter.section("not run for want of time: make test-all runs them", sep="-")
-        terminalreporter.write_line("\n".join(sorted(late)))
+        pytest.skip("the time is over: make test-all runs it")
 
 
 @pytest.hookimpl(trylast=True)
@@ -78,21 +76,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hide the GPUs from all tests but those marked gpu: the others' numbers are a CPU's on any machine.
-
-    The processes of pytest-xdist share the one that forks programs.
-    """
+    """Hide the GPUs from all tests but those marked gpu: the others' numbers are a CPU's on any machine."""
     if "gpu" not in config.option.markexpr:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    if config.getoption("numprocesses", None):  # None in those that run tests
-        forked_stages.share_one_server()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes(specs: "Sequence[execnet.XSpec]") -> None:
-    """Fork the processes of tests from one that has imported the libraries, which costs each ten seconds."""
-    for spec in specs:
-        spec.python = str(forked_stages.python_that_forks())
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -102,14 +88,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the longest files first; leave out, and say why, what needs a GPU where none can be used."""
-    import torch
-
-    if not torch.cuda.is_available():
-        skip = pytest.mark.skip(reason="needs a GPU: make test-gpu, where one can be used")
-        for item in items:
-            if item.get_closest_marker("gpu") is not None:
-                item.add_marker(skip)
+    """Start the longest files first."""
     place = {name: index for index, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(place)))
 
@@ -175,20 +154,18 @@ def typed(
     return run
 
 
-@pytest.fixture
-def folder(tmp_path: Path, make_olmo: "Callable[..., OLMo]") -> Path:
-    """What the measuring stages are run on, in the test's own folder."""
-    from measured_documents import write_measurable
-
-    return write_measurable(tmp_path, make_olmo(seed=1))
-
-
 @pytest.fixture(scope="session")
 def measurable(tmp_path_factory: pytest.TempPathFactory, make_olmo: "Callable[..., OLMo]") -> Path:
-    """The same for all tests that write nothing there."""
+    """What the measuring stages are run on, for all tests that write nothing there."""
     from measured_documents import write_measurable
 
     return write_measurable(tmp_path_factory.mktemp("measurable"), make_olmo(seed=1))
+
+
+@pytest.fixture
+def folder(measurable: Path, tmp_path: Path) -> Path:
+    """The same in the test's own folder."""
+    return shutil.copytree(measurable, tmp_path, dirs_exist_ok=True)
 
 
 @pytest.fixture(autouse=True)
@@ -196,7 +173,5 @@ def no_rules_of_others() -> "Iterator[None]":
     """Rules that a test registers are gone after it."""
     from sparsity_length.measuring import rules
 
-    before = dict(rules.RULES)
-    yield
-    rules.RULES.clear()
-    rules.RULES.update(before)
+    with mock.patch.dict(rules.RULES):
+        yield

@@ -5,7 +5,7 @@ from collections.abc import Callable, Set
 import numpy as np
 import torch
 
-from sparsity_length.models.interface import causal_visibility, visibility_of_all
+from sparsity_length.models.interface import rows_of, visibility_of_all, visibility_with_prefix
 
 
 class EvidenceLM:
@@ -46,15 +46,10 @@ class EvidenceLM:
         batch_size, num_rows = token_ids_BS.shape
         past_BP = token_ids_BS[:, :0] if prefix is None else prefix.tokens_1P.expand(batch_size, -1)
         tokens_BK = torch.cat([past_BP, token_ids_BS], dim=1)
-        if visible_BSK is None:
-            visible_BSK = causal_visibility(num_rows, token_ids_BS.device)
-        if visible_BSK.shape[1] < num_rows:
+        if visible_BSK is not None and visible_BSK.shape[1] < num_rows:
             visible_BSK = visibility_of_all(visible_BSK, num_rows)
-        num_unmentioned = tokens_BK.shape[1] - visible_BSK.shape[-1]
-        visible_BSK = torch.nn.functional.pad(visible_BSK, (num_unmentioned, 0), value=True)
-        queries_BT = query_rows_BT.expand(batch_size, -1)
-        rows_B1 = torch.arange(batch_size)[:, None]
-        visible_BTK = visible_BSK.expand(batch_size, -1, -1)[rows_B1, queries_BT]
+        visible_BSK = visibility_with_prefix(visible_BSK, num_rows, tokens_BK.shape[1], self.device)
+        visible_BTK = rows_of(visible_BSK, query_rows_BT)
         seen_BTKV = torch.nn.functional.one_hot(tokens_BK, self.vocabulary_size)[:, None]
         return (seen_BTKV * visible_BTK[..., None]).amax(2).float()
 
@@ -90,7 +85,6 @@ class SeenTokens:
 
     def __init__(self) -> None:
         self.batches: list[tuple[list, list]] = []
-        self.query_tokens: list[list] = []
 
     def hidden_states(
         self,
@@ -101,7 +95,6 @@ class SeenTokens:
         prefix: None = None,
     ) -> torch.Tensor:
         self.batches.append((token_ids.tolist(), position_ids.tolist()))
-        self.query_tokens.append(token_ids.gather(1, query_rows).tolist())
         return torch.nn.functional.one_hot(token_ids.gather(1, query_rows), 100).float()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

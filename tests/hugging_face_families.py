@@ -24,17 +24,6 @@ _SIZES = {
     "eos_token_id": None,
 }
 _GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
-_GPT2 = {
-    "vocab_size": VOCABULARY_SIZE,
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 64,
-    "initializer_range": 0.2,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-
 _ALIBI = {"vocab_size": VOCABULARY_SIZE, "initializer_range": 0.2}
 
 WINDOW = 7
@@ -120,7 +109,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         # In bfloat16 rounding would choose another of two experts.
         | {"intermediate_size_mlp": 48, "num_local_experts": 1, "attention_chunk_size": 64},
     ),
-    "gpt2": ("gpt2", _GPT2),
+    "gpt2": (
+        "gpt2",
+        {
+            "vocab_size": VOCABULARY_SIZE,
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_positions": 64,
+            "initializer_range": 0.2,
+            "bos_token_id": None,
+            "eos_token_id": None,
+        },
+    ),
     # Six heads: slopes of no power of two, which the two families choose in two ways.
     "bloom": ("bloom", _ALIBI | {"hidden_size": 48, "n_layer": 2, "n_head": 6}),
     "mpt": ("mpt", _ALIBI | {"d_model": 48, "n_layers": 2, "n_heads": 6}),

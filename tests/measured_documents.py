@@ -16,7 +16,6 @@ from olmo.config import TrainConfig
 from olmo.model import OLMo
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from sparsity_length.cli import Stage
 from sparsity_length.results.files import LOCK_FILE, describe_files
 from sparsity_length.text.folder import TRAIN_FOLDER, EvaluationDocument, write_data_folder
 from sparsity_length.text.tokenizer import DocumentTokenizer
@@ -27,8 +26,6 @@ VOCABULARY_SIZE = 48
 LONG = 12
 TARGETS = 3
 SHORT = 4
-LENGTH_LOSSES = ["--context-lengths", "2", "9"]
-"""Flags of loss_differences in its other mode."""
 LENGTHS = ["--long-context-length", str(LONG), "--targets-per-chunk", str(TARGETS)]
 FLAGS = {
     "loss_differences": [*LENGTHS, "--short-context-length", str(SHORT)],
@@ -64,10 +61,9 @@ DOCUMENTS = {
     "00000000000000ee": _tokens(4, 11),
 }
 TARGET_POSITIONS = [
-    *[("00000000000000aa", 0, position) for position in (9, 10, 11)],
-    *[("00000000000000aa", 1, position) for position in (21, 22, 23)],
-    *[("00000000000000bb", 0, position) for position in (9, 10, 11)],
-    *[("00000000000000cc", 0, position) for position in (9, 10, 11)],
+    (f"00000000000000{name}", chunk_index, chunk_index * LONG + place)
+    for name, chunk_index in (("aa", 0), ("aa", 1), ("bb", 0), ("cc", 0))
+    for place in (9, 10, 11)
 ]
 """(document_id, chunk_index, target_position) of every target, in order."""
 
@@ -142,9 +138,8 @@ def write_checkpoint(run_folder: Path, model: OLMo) -> Path:
 
 def write_measurable(folder: Path, model: OLMo) -> Path:
     """`DOCUMENTS` in `folder`/data, a model in `folder`/run."""
-    write_data(folder / "data")
     write_checkpoint(folder / "run", model)
-    return folder
+    return write_data(folder / "data").parent
 
 
 def run(stage: ModuleType, *words: object) -> None:
@@ -166,11 +161,9 @@ def command_line(stage: ModuleType, folder: Path, *flags: str | Path) -> list[st
 
 def measure(stage: ModuleType, folder: Path, *flags: str | Path) -> Path:
     """Run a stage in this process; the results folder."""
-    program: Stage = stage.STAGE
-    arguments = program.parse(command_line(stage, folder, *flags))
-    program.run(arguments)
-    results: Path = arguments.results
-    return results
+    arguments = stage.STAGE.parse(command_line(stage, folder, *flags))
+    stage.STAGE.run(arguments)
+    return arguments.results
 
 
 def json_lines(seed: int, number: int, length: int = 160) -> str:

@@ -34,7 +34,6 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import forked_stages
 import pandas as pd
 import pytest
 from cosmic_ray.ast import ast_nodes, get_ast
@@ -48,6 +47,19 @@ SOURCES = [
     for name in ("measuring", "models", "results", "text")
     for path in sorted((ROOT / "sparsity_length" / name).glob("*.py"))
 ]
+LIBRARIES = (
+    "olmo.model",
+    "olmo.optim",
+    "torch.distributed.fsdp",
+    "pyarrow.parquet",
+    "nbclient",
+    "accelerate",
+    "matplotlib.pyplot",
+    "scipy.stats",
+    "statsmodels.api",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.gpt_neox.modeling_gpt_neox",
+)
 OUT = ROOT / "runs" / "mutants"
 RESULTS = ROOT / "tests" / "mutants.jsonl"
 EQUIVALENT = ROOT / "tests" / "equivalent_mutants.json"
@@ -166,12 +178,11 @@ def killer(names: list[str], seconds: dict[str, float], path: str, mutated: str)
     totals = [*accumulate(seconds[name] for name in names)]
     first = sum(total < FIRST_SECONDS for total in totals) + 1
     last = sum(total < NEAREST * sum(seconds.values()) for total in totals) + 1
-    failed = ""
     for part in (names[:first], names[first:last]):
-        if part and not failed:
-            most = round(MOST_SECONDS + 3 * sum(seconds[name] for name in part))
-            failed = in_a_fork(part, most, path, mutated, "-x")[0]
-    return failed
+        most = round(MOST_SECONDS + 3 * sum(seconds[name] for name in part))
+        if part and (failed := in_a_fork(part, most, path, mutated, "-x")[0]):
+            return failed
+    return ""
 
 
 def main() -> None:
@@ -185,8 +196,7 @@ def main() -> None:
     arguments = parser.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
     os.environ["COVERAGE_FILE"] = str(OUT / ".coverage")
-    forked_stages.share_one_server()
-    for library in forked_stages.LIBRARIES:
+    for library in LIBRARIES:
         importlib.import_module(library)
     recorded = OUT / "tests.json"
     if not recorded.exists():
@@ -204,8 +214,14 @@ def main() -> None:
         if known.get(key, {}).get("killer") not in standing:
             was, now = (text.splitlines()[line - 1].strip() for text in (path.read_text(), mutated))
             names = tests_of(path, line, lines.contexts_by_lineno(str(path)), seconds)
-            row = {"key": key, "package": path.parent.name, "file": path.name, "was": was, "now": now}
-            known[key] = row | {"killer": killer(names, seconds, str(path), mutated)}
+            known[key] = {
+                "key": key,
+                "package": path.parent.name,
+                "file": path.name,
+                "was": was,
+                "now": now,
+                "killer": killer(names, seconds, str(path), mutated),
+            }
             with RESULTS.open("a") as file:
                 file.write(json.dumps(known[key]) + "\n")
         rows.append(known[key])

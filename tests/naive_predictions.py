@@ -141,28 +141,32 @@ def assert_explained(
     window = losses.near_position - first
     spans = [range(*span) for span in sources[["source_position", "source_end"]].to_numpy() - first]
     kept = [place for span in spans for place in span]
+    answer = ids_N[t]
     coloring_N, *trials, searched_N = swaps_4N
 
     def of(*texts: np.ndarray) -> np.ndarray:
         return predict(t, [(text, range(t)) for text in texts])
 
     full_V, colored_V = of(ids_N, swapped(ids_N, coloring_N, slice(window)))
-    (short_V,) = predict(t, [(ids_N, range(window, t))])
+    window_V, short_V = predict(t, [(ids_N, range(start, t)) for start in (window, near)])
     without = of(*(swapped(ids_N, other_N, slice(near)) for other_N in trials))
     back = of(*(swapped(other_N, ids_N, [*kept, *range(near, t)]) for other_N in trials))
     moved = of(*(swapped(ids_N, searched_N, [*span]) for span in spans))
     total, left = (np.mean([divergence(full_V, one_V) for one_V in of_swaps]) for of_swaps in (without, back))
     pairs = [
-        (losses.long_context_loss, -full_V[ids_N[t]]),
-        (losses.window_short_loss, -short_V[ids_N[t]]),
-        (losses.window_swapped_loss, -colored_V[ids_N[t]]),
-        (losses.window_short_divergence, divergence(full_V, short_V)),
+        (losses.long_context_loss, -full_V[answer]),
+        (losses.window_short_loss, -window_V[answer]),
+        (losses.window_swapped_loss, -colored_V[answer]),
+        (losses.window_short_divergence, divergence(full_V, window_V)),
         (losses.window_swapped_divergence, divergence(full_V, colored_V)),
+        (told["long_context_loss"], -full_V[answer]),
+        (told["short_context_loss"], -short_V[answer]),
+        (told["baseline_loss"], -without[:, answer].mean()),
         (told["total_effect"], total),
         (told["recovered"] * total, total - left),
-        (told["probability"], np.exp(full_V[ids_N[t]])),
-        (told["probability_without"], np.exp(without[:, ids_N[t]]).mean()),
-        (told["probability_with_sources"], np.exp(back[:, ids_N[t]]).mean()),
+        (told["probability"], np.exp(full_V[answer])),
+        (told["probability_without"], np.exp(without[:, answer]).mean()),
+        (told["probability_with_sources"], np.exp(back[:, answer]).mean()),
     ]
     np.testing.assert_allclose(*np.transpose(pairs), atol=atol, rtol=0)
     effects = [divergence(full_V, one_V) for one_V in moved]

@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -60,7 +61,6 @@ def model_folder(key: str) -> Path:
     user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cache = Path(os.environ.get("REAL_MODELS") or user_cache / "sparsity-length" / "real-models")
     folder = cache / model.name
-    unfinished = cache / f"{model.name}.unfinished"
     if folder.is_dir():
         return folder
     cache.mkdir(parents=True, exist_ok=True)
@@ -69,13 +69,9 @@ def model_folder(key: str) -> Path:
     with (cache / f"{model.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another test's process may be fetching it
         if not folder.is_dir():
-            shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
-            unfinished.mkdir()
-            try:
-                _write_folder(_gguf_file(model, unfinished), unfinished / model.name)
-                (unfinished / model.name).rename(folder)
-            finally:
-                shutil.rmtree(unfinished)
+            with tempfile.TemporaryDirectory(dir=cache) as unfinished:
+                _write_folder(_gguf_file(model, Path(unfinished)), Path(unfinished) / model.name)
+                (Path(unfinished) / model.name).rename(folder)
     return folder
 
 

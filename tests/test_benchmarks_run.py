@@ -15,6 +15,7 @@ import explain_accuracy
 import interval_coverage
 import leave_one_out
 import screen
+import training
 
 from sparsity_length.cli import InputError
 from sparsity_length.text.sources import first_passages
@@ -30,11 +31,9 @@ TINY = (
 def test_every_way_gives_the_same_numbers_and_a_wrong_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "out.json"
-    run(leave_one_out, *TINY.split(), "--out", out)
-    rows = json.loads(out.read_text())["rows"]
-    assert len(rows) >= 5 and all(row["milliseconds_per_pair"] > 0 for row in rows)
-    out.unlink()
+    run(leave_one_out, *TINY.split(), "--out", tmp_path / "out.json")
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert len(rows) >= 3 and all(row["milliseconds_per_pair"] > 0 for row in rows)
 
     def wrong(problem: leave_one_out.Problem, removed: np.ndarray) -> np.ndarray:
         found = leave_one_out.ours(problem, removed).copy()
@@ -43,8 +42,8 @@ def test_every_way_gives_the_same_numbers_and_a_wrong_one_is_refused(
 
     monkeypatch.setitem(leave_one_out.WAYS, "ours", wrong)
     with pytest.raises(InputError, match="influence of token 0 on target 4"):
-        run(leave_one_out, *TINY.split(), "--out", out)
-    assert not out.exists()
+        run(leave_one_out, *TINY.split(), "--out", tmp_path / "wrong.json")
+    assert not (tmp_path / "wrong.json").exists()
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +56,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_the_search_is_compared_with_exact_leave_one_out(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--model", model, "--length", 64, "--texts", 1, "--out", tmp_path / "a.jsonl"]
+    out = tmp_path / "a.jsonl"
     for _ in range(2):  # the second reads what the first wrote
-        run(explain_accuracy, *words)
+        run(explain_accuracy, "--model", model, "--length", 64, "--texts", 1, "--out", out)
         said = capsys.readouterr().out
         assert said.startswith("1 texts of 64 tokens: ") and "of its top 4" in said
-    (row,) = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())
+    row = json.loads(out.read_text())
     assert 0 <= row["found"] <= 1 and row["recovered"] < row["total"]
 
 
@@ -75,6 +74,11 @@ def test_screens_are_compared_with_exact_leave_one_out(
     few, every = capsys.readouterr().out.splitlines()
     assert "--screen 200: recall 1.00, top 1 1.00, +0.00 doublings, 1.000 of" in every
     assert "--screen 2: recall" in few
+
+
+@pytest.mark.slow
+def test_training_is_timed() -> None:
+    run(training, "--quick", "--precisions", "fp32")  # AVX2 emulates bfloat16, slowly
 
 
 def test_the_jackknife_covers_more_than_the_bootstrap_of_few_documents() -> None:

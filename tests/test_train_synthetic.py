@@ -1,7 +1,8 @@
 """The synthetic stages as a user runs them: resumed to the same bytes, tested, refused in a sentence."""
 
-import hashlib
 import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -26,35 +27,37 @@ def train(folder: Path, *overrides: str, task: str = "copy", positions: str = "p
     train_synthetic.STAGE([*words, *TINY, *overrides])
 
 
-def fingerprint(folder: Path) -> dict[str, str]:
-    """SHA-256 of the last checkpoint's weights and of the metrics."""
-    files = {
-        "weights": folder / "step6-unsharded" / "model.pt",
-        "metrics": folder / "metrics.jsonl",
-    }
-    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
-
-
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("synthetic") / "copy-predicted-seed0"
-    train(folder)
-    return folder
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A function training a task, each run once; the run's folder."""
+
+    @cache
+    def run(task: str, positions: str, *overrides: str) -> Path:
+        folder = tmp_path_factory.mktemp("runs") / f"{task}-{positions}-seed0"
+        train(folder, *overrides, task=task, positions=positions)
+        return folder
+
+    return run
+
+
+PARITY = ("sparse_parity", "pose", "largest_sparsity=2", "num_position_ids=40")
 
 
 @pytest.mark.parametrize("architecture", [pytest.param("gpt_neox", marks=pytest.mark.slow), "olmo"])
 def test_a_stopped_run_goes_on_to_the_same_bytes(tmp_path: Path, architecture: str) -> None:
-    of_architecture = f"model.architecture={architecture}"
-    train(tmp_path / "whole", of_architecture)
-    config = load_task_config(CONFIG, [*TINY, of_architecture], task="copy", positions="predicted")
-    stopped = TaskTrainer(config, tmp_path / "stopped", torch.device("cpu"))
-    stopped.ask_to_stop()
-    assert stopped.run().name == "step1-unsharded"
-    train(tmp_path / "stopped", of_architecture)
-    assert fingerprint(tmp_path / "stopped") == fingerprint(tmp_path / "whole")
-    shutil.rmtree(tmp_path / "stopped" / "step6-unsharded")  # from step 4, with what was measured after 3
-    train(tmp_path / "stopped", of_architecture)
-    assert fingerprint(tmp_path / "stopped") == fingerprint(tmp_path / "whole")
+    """Stopped after step 1; and from step 4, with what was measured after 3."""
+    words = [*TINY, f"model.architecture={architecture}"]
+    stopped = tmp_path / "stopped"
+    config = load_task_config(CONFIG, words, task="copy", positions="predicted")
+    trainer = TaskTrainer(config, stopped, torch.device("cpu"))
+    trainer.ask_to_stop()
+    assert trainer.run().name == "step1-unsharded"
+    train(tmp_path / "whole", words[-1])
+    for _ in range(2):
+        train(stopped, words[-1])
+        for name in ("metrics.jsonl", "step6-unsharded/model.pt"):
+            assert (stopped / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        shutil.rmtree(stopped / "step6-unsharded")
 
 
 @pytest.mark.parametrize(
@@ -93,11 +96,18 @@ def test_bad_settings(tmp_path: Path, task: str, positions: str, overrides: list
     assert not (tmp_path / "run").exists()
 
 
-def test_another_run_is_not_continued(trained: Path) -> None:
-    with pytest.raises(InputError, match="positions was 'predicted', now 'coupled'"):
-        train(trained, positions="coupled")
-    with pytest.raises(InputError, match="task was 'copy', now 'addition'"):
-        train(trained, task="addition")
+@pytest.mark.parametrize(
+    ("task", "positions", "change"),
+    [
+        ("copy", "coupled", "positions was 'predicted', now 'coupled'"),
+        ("addition", "predicted", "task was 'copy', now 'addition'"),
+    ],
+)
+def test_another_run_is_not_continued(
+    task: str, positions: str, change: str, trained: Callable[..., Path]
+) -> None:
+    with pytest.raises(InputError, match=change):
+        train(trained("copy", "predicted"), task=task, positions=positions)
 
 
 OF_CUES = [
@@ -107,26 +117,26 @@ OF_CUES = [
     "sizes_per_step=1",
     "num_position_ids=96",
 ]
+OF_PARITY = ["largest_sparsity=5", "sizes_per_step=1", "eval_num_examples=200"]
 
 
-def test_a_run_ends_once_its_task_is_known(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    train(run, *OF_CUES, "stop_at_excess_loss=100", task="cues_1", positions="contiguous")
-    assert sorted(path.name for path in run.glob("step*")) == ["step2-unsharded", "step3-unsharded"]
-    assert is_learnt(*find_task_run(run, "cues_1"))
-    train(tmp_path / "other", *OF_CUES, "stop_at_excess_loss=1e-6", task="cues_1", positions="contiguous")
-    assert (tmp_path / "other" / "step6-unsharded").is_dir()
-    assert not is_learnt(*find_task_run(tmp_path / "other", "cues_1"))
-
-
-def test_a_run_ends_at_an_accuracy(tmp_path: Path) -> None:
-    of_parity = ["largest_sparsity=5", "sizes_per_step=1", "eval_num_examples=200"]
-    for share, last in ((0.1, "step3-unsharded"), (1.0, "step6-unsharded")):
-        run = tmp_path / str(share)
-        for _ in range(2):  # the second finds that it has ended
-            train(run, *of_parity, f"stop_at_accuracy={share}", task="sparse_parity", positions="pose")
-        assert max(path.name for path in run.glob("step*")) == last
-        assert is_learnt(*find_task_run(run, "sparse_parity")) == (share == 0.1)
+@pytest.mark.parametrize(
+    ("task", "positions", "overrides", "last"),
+    [
+        ("cues_1", "contiguous", [*OF_CUES, "stop_at_excess_loss=100"], 3),
+        ("cues_1", "contiguous", [*OF_CUES, "stop_at_excess_loss=1e-6"], 6),
+        ("sparse_parity", "pose", [*OF_PARITY, "stop_at_accuracy=0.1"], 3),
+        ("sparse_parity", "pose", [*OF_PARITY, "stop_at_accuracy=1.0"], 6),
+    ],
+)
+def test_a_run_ends_once_its_task_is_known(
+    task: str, positions: str, overrides: list[str], last: int, tmp_path: Path
+) -> None:
+    """Of six steps, measured after every third."""
+    for _ in range(2):  # the second finds that it has ended
+        train(tmp_path, *overrides, task=task, positions=positions)
+    assert max(path.name for path in tmp_path.glob("step*")) == f"step{last}-unsharded"
+    assert is_learnt(*find_task_run(tmp_path, task)) == (last == 3)
 
 
 NUM_EXAMPLES = 20
@@ -139,36 +149,23 @@ def evaluate(folder: Path, results: Path, task: str, *words: str) -> None:
     evaluate_synthetic.STAGE([*given, *words])
 
 
-@pytest.fixture(scope="module")
-def chains(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("testing") / "variable_assignment-predicted-seed0"
-    train(folder, task="variable_assignment")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def parity(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("testing") / "sparse_parity-pose-seed0"
-    train(folder, "largest_sparsity=2", "num_position_ids=40", task="sparse_parity", positions="pose")
-    return folder
-
-
-def test_evaluation_writes_a_row_a_cell_and_keeps_it(trained: Path, tmp_path: Path) -> None:
-    evaluate(trained, tmp_path, "copy", "--sizes", "4", "2")
+def test_evaluation_writes_a_row_a_cell_and_keeps_it(trained: Callable[..., Path], tmp_path: Path) -> None:
+    run = trained("copy", "predicted")
+    evaluate(run, tmp_path, "copy", "--sizes", "4", "2")
     rows = Results(tmp_path).frame("synthetic_accuracy")
     assert rows[["model", "task", "positions", "size", "num_tokens"]].to_numpy().tolist() == [
         ["copy-predicted-seed0", "copy", "predicted", 2, 5],
         ["copy-predicted-seed0", "copy", "predicted", 4, 9],
     ]
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
-    evaluate(trained, tmp_path, "copy", "--sizes", "2", "4")
+    evaluate(run, tmp_path, "copy", "--sizes", "2", "4")
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")} == before
     with pytest.raises(InputError):  # else shards of both would be mixed
-        evaluate(trained, tmp_path, "copy", "--sizes", "2")
+        evaluate(run, tmp_path, "copy", "--sizes", "2")
 
 
-def test_sizes_without_room_for_a_k_are_left_out(parity: Path, tmp_path: Path) -> None:
-    evaluate(parity, tmp_path, "sparse_parity", "--sizes", "4", "8", "--sparsities", "1", "4")
+def test_sizes_without_room_for_a_k_are_left_out(trained: Callable[..., Path], tmp_path: Path) -> None:
+    evaluate(trained(*PARITY), tmp_path, "sparse_parity", "--sizes", "4", "8", "--sparsities", "1", "4")
     rows = Results(tmp_path).frame("synthetic_accuracy")
     assert rows[["size", "sparsity"]].to_numpy().tolist() == [[4, 1], [8, 1], [8, 4]]
     examples = Results(tmp_path).frame("synthetic_examples")
@@ -183,40 +180,40 @@ def test_sizes_without_room_for_a_k_are_left_out(parity: Path, tmp_path: Path) -
 @pytest.mark.parametrize("positions", ["contiguous", "coupled"])
 def test_excess_loss_of_cues(tmp_path: Path, positions: str) -> None:
     """Each test example again, by the model's whole pass and the sum over answers written out."""
-    folder = tmp_path / "run"
-    task = "cues_2"
-    train(folder, *OF_CUES, task=task, positions=positions)
-    evaluate(folder, tmp_path / "results", task, "--sizes", "32", "64")
-    found = Results(tmp_path / "results").frame("synthetic_accuracy").to_dict("records")
-    examples = Results(tmp_path / "results").frame("synthetic_examples")
-    model = load_task_lm(*find_task_run(folder, task), torch.device("cpu"))
-    for row in found:
-        generator = of_test_examples(row["size"], None)
-        drawn = TASKS[task].draw(row["size"], [None] * NUM_EXAMPLES, generator)
-        token_ids_BS, position_ids_BS = model.config.ids_of(drawn, generator, in_testing=True)
-        tokens_BS = torch.from_numpy(token_ids_BS)
-        ids_BS = torch.from_numpy(position_ids_BS)
+    train(tmp_path / "run", *OF_CUES, task="cues_2", positions=positions)
+    evaluate(tmp_path / "run", tmp_path, "cues_2", "--sizes", "32", "64")
+    examples = Results(tmp_path).frame("synthetic_examples")
+    model = load_task_lm(*find_task_run(tmp_path / "run", "cues_2"), torch.device("cpu"))
+    for row in Results(tmp_path).frame("synthetic_accuracy").to_dict("records"):
+        size = row["size"]
+        generator = of_test_examples(size, None)
+        drawn = TASKS["cues_2"].draw(size, [None] * NUM_EXAMPLES, generator)
+        tokens_BS, ids_BS = map(torch.from_numpy, model.config.ids_of(drawn, generator, in_testing=True))
         with torch.inference_mode():  # only differences of IDs are seen: another start is as good
             hidden_BSD, _ = model._run(tokens_BS[:, :-1], ids_BS[:, :-1], None, None)
-            logits_BV = model.logits(hidden_BSD[:, -1])
-        log_q_BV = logits_BV.double().log_softmax(-1).numpy()
+            log_q_BV = model.logits(hidden_BSD[:, -1]).double().log_softmax(-1).numpy()
         excess = [
-            sum(np.exp(p) * (p - q) for p, q in zip(*pair, strict=True) if np.isfinite(p))
-            for pair in zip([example.log_posterior_V for example in drawn], log_q_BV, strict=True)
+            sum(
+                np.exp(p) * (p - q)
+                for p, q in zip(example.log_posterior_V, log_q_V, strict=True)
+                if p > -np.inf
+            )
+            for example, log_q_V in zip(drawn, log_q_BV, strict=True)
         ]
         assert row["excess_loss"] == pytest.approx(np.mean(excess), abs=1e-5)
-        of_size = examples[examples["size"] == row["size"]]
-        assert of_size["excess_loss"].tolist() == pytest.approx(excess, abs=1e-5)
-        for tokens_S, distances in zip(token_ids_BS, of_size["distances"], strict=True):
-            cues = np.flatnonzero((tokens_S[: row["size"]] >= 16) & (tokens_S[: row["size"]] < 128))
-            assert list(distances) == (row["size"] - 1 - cues).tolist()
         assert row["excess_loss_error"] == pytest.approx(np.std(excess) / NUM_EXAMPLES**0.5, abs=1e-5)
         assert row["best_loss"] == pytest.approx(np.log(2))
+        of_size = examples[examples["size"] == size]
+        assert of_size["excess_loss"].tolist() == pytest.approx(excess, abs=1e-5)
+        for tokens_S, distances in zip(tokens_BS[:, :size].numpy(), of_size["distances"], strict=True):
+            cues = np.flatnonzero((tokens_S >= 16) & (tokens_S < 128))
+            assert list(distances) == (size - 1 - cues).tolist()
 
 
-def test_rows_hold_the_generators_truth(chains: Path, tmp_path: Path) -> None:
+def test_rows_hold_the_generators_truth(tmp_path: Path) -> None:
+    train(tmp_path / "run", task="variable_assignment")
     words = ["--sizes", "4", "5", *DEPENDENCIES, "--largest-k", "1", "--rules", "leave_one_out", "random"]
-    evaluate(chains, tmp_path, "variable_assignment", *words)
+    evaluate(tmp_path / "run", tmp_path, "variable_assignment", *words)
     rows = Results(tmp_path).frame("found_dependencies")
     for size in (4, 5):
         generator = of_test_examples(size, None)
@@ -251,9 +248,9 @@ def test_neighbors_of_dape_are_not_left_out(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_refused_before_a_result_is_written(
-    parity: Path, tmp_path: Path, words: list[str], sentence: str
+    trained: Callable[..., Path], tmp_path: Path, words: list[str], sentence: str
 ) -> None:
     given = ["--sizes", "10", "--sparsities", "1"]
     with pytest.raises(InputError, match=sentence):
-        evaluate(parity, tmp_path / "results", "sparse_parity", *given, *words)
+        evaluate(trained(*PARITY), tmp_path / "results", "sparse_parity", *given, *words)
     assert not list(tmp_path.rglob("*.parquet"))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,11 +46,10 @@ def write_explorable(folder: Path, texts: Sequence[str], make_olmo: Callable[...
         write_checkpoint(folder / name, make_olmo(seed=seed, vocab_size=600, embedding_size=600))
         for seed, name in enumerate([*MODELS, LOSSES_ONLY])
     ]
-    words = ["--long-context-length", str(LONG), "--targets-per-chunk", str(TARGETS)]
-    words += ["--max-chunks-per-document", "4", "--checkpoints"]
-    measure(loss_differences, folder, *words, *models)
+    words = f"--long-context-length {LONG} --targets-per-chunk {TARGETS} --max-chunks-per-document 4".split()
+    measure(loss_differences, folder, *words, "--checkpoints", *models)
     few = ["--rules", *RULES, "--k", *map(str, KS), *flags]
-    measure(influential_tokens, folder, *words, *models[:2], *few)
+    measure(influential_tokens, folder, *words, *few, "--checkpoints", *models[:2])
     return folder
 
 
@@ -58,69 +58,71 @@ def explorable(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[...
     return write_explorable(tmp_path_factory.mktemp("explorable"), TEXTS, make_olmo)
 
 
-def run_explorer(folder: Path, *flags: str | Path) -> Path:
+def embedded(folder: Path, *flags: str) -> dict[str, Any]:
+    """What the page of these results holds."""
     out = folder / "page.html"
-    explorer.STAGE([str(folder / "results"), "--out", str(out), *map(str, flags)])
-    return out
-
-
-def embedded(page: Path) -> dict:
-    """What the page holds."""
-    html = page.read_text(encoding="utf-8")
-    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html)
-    return json.loads(data)
+    explorer.STAGE([str(folder / "results"), "--out", str(out), *flags])
+    html = out.read_text(encoding="utf-8")
+    return json.loads(*re.findall(r'<script type="application/json" id="data">(.*?)</script>', html))
 
 
 def test_records_are_the_parquet_row_by_row(explorable: Path) -> None:
-    shown = embedded(run_explorer(explorable))
+    documents = embedded(explorable)["documents"]
     pieces = load_tokenizer(explorable / "data" / "tokenizer.json").pieces
-    keys = ["model", "document_id", "target_position", "rule", "distant_context"]
     losses, tokens, sparse, k_star = (
-        Results(explorable / "results").frame(artefact).set_index([*keys[:3], *further]).sort_index()
+        Results(explorable / "results")
+        .frame(artefact)
+        .set_index(["model", "document_id", *further, "target_position"])
+        .sort_index()
         for artefact, further in (
             ("loss_differences", []),
-            ("influential_tokens", [*keys[3:], "rank"]),
-            ("sparse_context_losses", [*keys[3:], "k"]),
+            ("influential_tokens", ["rule", "distant_context"]),
+            ("sparse_context_losses", ["rule", "distant_context"]),
             ("dependency_sparsity", ["rule", "criterion"]),
         )
     )
+    chunks = [(document["id"], chunk) for document in documents for chunk in document["chunks"]]
     num_compared = 0
-    chunks = [(document, chunk) for document in shown["documents"] for chunk in document["chunks"]]
-    for document, chunk in chunks:
+    for (document_id, chunk), model in product(chunks, [*MODELS, LOSSES_ONLY]):
         assert chunk["targets"] == list(range(LONG - TARGETS, LONG))
-        assert chunk["models"][LOSSES_ONLY]["rules"] == {}
-        for (target, place), model in product(enumerate(chunk["targets"]), [*MODELS, LOSSES_ONLY]):
-            measured = chunk["models"][model]
-            position = chunk["start"] + place
-            assert "swap" not in measured
-            for name, column in _OF_TARGETS.items():
-                row = losses.loc[model, document["id"], position]
-                assert measured[name][target] * NATS == pytest.approx(row[column], abs=NATS)
-            for rule, distant_context in product(measured["rules"], ("own", "other_document")):
-                of_rule = measured["rules"][rule]
-                rows = k_star.loc[model, document["id"], position, rule]
-                numbers = rows["k_90"].astype(object).where(rows["k_90"].notna(), None)
-                needed = numbers.mask(rows["is_censored"], "censored").to_dict()
-                assert {name: column[target] for name, column in of_rule["k_star"].items()} == needed
-                key = (model, document["id"], position, rule, distant_context)
-                of = {name: column[target] for name, column in of_rule[distant_context].items()}
-                rows = tokens.loc[key]
-                assert of["distance"] == rows["distance"].tolist()
-                influence = np.array(of["influence"], dtype=float) * NATS
-                np.testing.assert_allclose(influence, rows["influence"], atol=NATS)
-                of_k = sparse.loc[key]["sparse_context_loss"].loc[KS]
-                np.testing.assert_allclose(np.array(of["loss"]) * NATS, of_k, atol=NATS)
-                if distant_context == "other_document":
-                    assert of["token"] == [pieces([id_])[0] for id_ in rows["context_token_id"]]
-                num_compared += 1
+        positions = chunk["start"] + np.array(chunk["targets"])
+        measured = chunk["models"][model]
+        assert "swap" not in measured
+        rows = losses.loc[model, document_id].loc[positions]
+        for name, column in _OF_TARGETS.items():
+            np.testing.assert_allclose(np.multiply(measured[name], NATS), rows[column], atol=NATS)
+        rules = measured["rules"]
+        assert sorted(rules) == (RULES if model in MODELS else [])
+        for rule, criterion in product(rules, ("loss", "divergence")):
+            rows = k_star.loc[model, document_id, rule, criterion].loc[positions]
+            needed = rows["k_90"].astype(object).mask(rows["is_censored"], "censored")
+            assert rules[rule]["k_star"][criterion] == needed.where(needed.notna(), None).tolist()
+        for rule, distant_context in product(rules, ("own", "other_document")):
+            of = rules[rule][distant_context]
+            rows = tokens.loc[model, document_id, rule, distant_context].loc[positions]
+            assert np.ravel(of["distance"]).tolist() == rows["distance"].tolist()
+            influence = np.ravel(of["influence"]).astype(float) * NATS
+            np.testing.assert_allclose(influence, rows["influence"], atol=NATS)
+            of_k = sparse.loc[model, document_id, rule, distant_context].loc[positions]
+            of_k = of_k[of_k["k"].isin(KS)]["sparse_context_loss"]
+            np.testing.assert_allclose(np.ravel(of["loss"]) * NATS, of_k, atol=NATS)
+            if distant_context == "other_document":
+                of_ids = [pieces([id_])[0] for id_ in rows["context_token_id"]]
+                assert np.ravel(of["token"]).tolist() == of_ids
+            num_compared += TARGETS
     assert num_compared == len(losses.loc[LOSSES_ONLY]) * len(MODELS) * len(RULES) * 2
 
 
-def test_unknown_names_and_empty_selections_are_refused(explorable: Path) -> None:
-    for flags, sentence in (
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
         (("--rules", "recenc"), "unknown rule 'recenc'; did you mean 'recency'"),
         (("--models", "othr"), "unknown model 'othr'"),
         (("--models", LOSSES_ONLY), "no document with both loss differences and influential tokens of short"),
-    ):
-        with pytest.raises(InputError, match=sentence):
-            run_explorer(explorable, *flags)
+    ],
+)
+def test_unknown_names_and_empty_selections_are_refused(
+    flags: tuple[str, str], sentence: str, explorable: Path
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        embedded(explorable, *flags)

@@ -19,24 +19,18 @@ LONG = [f"long{seed}" for seed in range(4, 8)]
 JUDGES = ["judge0", "judge1"]
 
 
-@pytest.fixture
-def small() -> tuple[np.ndarray, np.ndarray, np.ndarray, pd.DataFrame]:
-    """Two evaluators' sparsity, controls (one of a single text, one the others' sum), texts, outcomes."""
+def test_slopes_errors_and_freedom_are_those_of_the_formulas() -> None:
+    """Two evaluators' sparsity, controls (one of a single text, one the others' sum), weights."""
     generator = np.random.default_rng(5)
     texts = generator.permutation(np.repeat(np.arange(12), generator.integers(1, 8, 12)))
     sparsity = generator.normal(size=(len(texts), 1)) + 0.4 * generator.normal(size=(len(texts), 2))
     first = sparsity[:, 0] + generator.normal(size=len(texts))
     controls = np.column_stack([first, texts == 3, first + (texts == 3)])
-    return sparsity, controls, texts, pd.DataFrame(generator.normal(size=(len(texts), 2)))
-
-
-def test_slopes_errors_and_freedom_are_those_of_the_formulas(small: tuple) -> None:
-    sparsity, controls, texts, losses = small
-    weights = np.random.default_rng(6).uniform(0.5, 2, len(texts))
+    losses = pd.DataFrame(generator.normal(size=(len(texts), 2)))
+    weights = generator.uniform(0.5, 2, len(texts))
     found = Design(sparsity, controls, texts, weights).least_squares(losses)
     plain = np.column_stack([sparsity.mean(axis=1), np.ones(len(texts)), controls[:, :2]])
     design = plain * np.sqrt(weights)[:, None]
-    values = losses * np.sqrt(weights)[:, None]
     bread = np.linalg.inv(design.T @ design)
     left = np.eye(len(texts)) - design @ bread @ design.T
     rows = []
@@ -45,7 +39,7 @@ def test_slopes_errors_and_freedom_are_those_of_the_formulas(small: tuple) -> No
         sizes, vectors = np.linalg.eigh(left[np.ix_(of_text, of_text)])
         roots = np.where(sizes > 1e-9, np.abs(sizes) ** -0.5, 0)
         rows.append(((design @ bread)[of_text, 0] @ vectors * roots) @ vectors.T @ left[of_text])
-    scores = np.array(rows) @ values.to_numpy()
+    scores = np.array(rows) @ (losses.to_numpy() * np.sqrt(weights)[:, None])
     inner = np.array(rows) @ np.array(rows).T
     assert found.covariance_MM == pytest.approx(scores.T @ scores)
     assert found.degrees_of_freedom == pytest.approx(np.trace(inner) ** 2 / (inner**2).sum())
@@ -63,64 +57,61 @@ def test_the_spread_of_seeds_beyond_that_of_texts_is_added() -> None:
     assert negative_control["seed_error"] ** 2 == pytest.approx((2 - 0.5) * (1 + 1 / 2))
 
 
-@pytest.fixture
-def results(tmp_path: Path) -> Path:
+def write_results(folder: Path) -> None:
     """Results of 30 texts: tokens chosen by two seeds, evaluated by two others; a slope of 0.1 is planted."""
     generator = np.random.default_rng(1)
     texts = np.repeat(np.arange(30), 8)
     sparsity = 4 + 0.7 * generator.normal(size=30)[texts] + 1.2 * generator.normal(size=240)
     stake = 0.1 + np.exp(-1 - 0.3 * (sparsity - 4) + 0.8 * generator.normal(size=240))
-    shared = 2 + np.log(stake) ** 2
     keys = pd.DataFrame({"document_id": texts.astype(str), "target_position": range(240), "chunk_index": 0})
     for model in [*SHORT, *LONG, *JUDGES]:
-        columns = {
-            "target_token_id": 7,
-            "num_long_context_tokens": generator.integers(224, 256, 240),
-            "loss_difference": stake + np.sqrt(stake) * generator.normal(size=240),
-            "short_context_loss": 1.0,
-            "long_context_loss": shared
-            + 0.1 * (sparsity - 4) * (model in SHORT)
-            + generator.normal(0, 0.3, 240),
-        }
-        rows = keys.assign(**columns).to_dict("records")
-        write_tables(tmp_path, "loss_differences", model, {}, {"loss_differences": rows})
-    rows = []
-    for evaluator in [*JUDGES, "chooser0"]:
-        measured = pd.Series(sparsity + 0.3 * generator.normal(size=240)).mask(stake < 0.15)
-        columns = {
-            "rule": "leave_one_out_divergence",
-            "evaluator": evaluator,
-            "criterion": "divergence",
-            "gain": stake,
-            "loss_difference": 0.5,
-            "is_censored": False,
-            "mean_log2_k": measured.astype(object),
-        }
-        rows += keys.assign(**columns).replace({np.nan: None}).to_dict("records")
-    tables = {"dependency_sparsity": rows}
-    write_tables(tmp_path, "influential_tokens", "chooser0+chooser1", {}, tables)
-    return tmp_path
+        gap = 0.1 * (sparsity - 4) * (model in SHORT)
+        losses = keys.assign(
+            target_token_id=7,
+            num_long_context_tokens=generator.integers(224, 256, 240),
+            loss_difference=stake + np.sqrt(stake) * generator.normal(size=240),
+            short_context_loss=1.0,
+            long_context_loss=2 + np.log(stake) ** 2 + gap + generator.normal(0, 0.3, 240),
+        )
+        tables = {"loss_differences": losses.to_dict("records")}
+        write_tables(folder, "loss_differences", model, {}, tables)
+    of_evaluators = [
+        keys.assign(
+            rule="leave_one_out_divergence",
+            evaluator=evaluator,
+            criterion="divergence",
+            gain=stake,
+            loss_difference=0.5,
+            is_censored=False,
+            mean_log2_k=np.where(stake < 0.15, None, sparsity + 0.3 * generator.normal(size=240)),
+        )
+        for evaluator in [*JUDGES, "chooser0"]
+    ]
+    tables = {"dependency_sparsity": pd.concat(of_evaluators).to_dict("records")}
+    write_tables(folder, "influential_tokens", "chooser0+chooser1", {}, tables)
 
 
 @pytest.mark.slow
-def test_any_results_show_their_gap(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_results_show_their_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The notebook's functions, then the notebook: the planted slope is found, its figure can be read."""
+    results = tmp_path / "results"
+    write_results(results)
     longs = [*JUDGES, *LONG, "nobody"]
     targets, trainings, others = generalization_gap.gap_targets(results, None, longs, SHORT)
     assert others == LONG and trainings == {name: [name] for name in SHORT}
     assert not {"source", "log_token_count"} & set(targets)
-    documents = [SimpleNamespace(document_id=str(text), url=None) for text in range(30)]
-    data = SimpleNamespace(evaluation_documents=lambda: documents)
-    monkeypatch.setattr(generalization_gap, "data_of", lambda *_: data)
-    monkeypatch.setattr(generalization_gap, "training_token_counts", lambda _: np.arange(9))
-    of_data, _, _ = generalization_gap.gap_targets(results, tmp_path, longs, SHORT)
-    assert set(of_data["source"]) == {"C4"} and set(of_data["log_token_count"]) == {np.log(8)}
     row = generalization_gap.gap_slope(targets, short=SHORT, long=LONG)
     assert row["slope"] == pytest.approx(0.1, abs=0.05) and row["num_left_out"] > 0
     assert len(row["pair_slopes"]) == 16 and row["spearman"] > 0.5
     for long, short in ((JUDGES, SHORT), (LONG, [])):
         with pytest.raises(InputError, match="the gap needs a model"):
             generalization_gap.compared_models(results, long, short)
+    documents = [SimpleNamespace(document_id=str(text), url=None) for text in range(30)]
+    data = SimpleNamespace(evaluation_documents=lambda: documents)
+    monkeypatch.setattr(generalization_gap, "data_of", lambda *_: data)
+    monkeypatch.setattr(generalization_gap, "training_token_counts", lambda _: np.arange(9))
+    of_data, _, _ = generalization_gap.gap_targets(results, tmp_path, longs, SHORT)
+    assert set(of_data["source"]) == {"C4"} and set(of_data["log_token_count"]) == {np.log(8)}
     parameters = {"results": str(results), "long_models": LONG, "short_models": SHORT[:1]}
     notebook = NOTEBOOKS / "sparsity_and_generalization.ipynb"
     execute(notebook, tmp_path / "figures", parameters | {"figures_folder": str(tmp_path)})

@@ -5,11 +5,10 @@ Skipped where there is no Chromium (Debian: `apt-get install chromium`).
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from hugging_face_families import CHAT, save_chat_model
 from olmo.model import OLMo
@@ -20,7 +19,6 @@ from sparsity_length import explain
 from sparsity_length.pages import explained
 from sparsity_length.pages.explained import Explanation
 from sparsity_length.results.read import Results
-from sparsity_length.text.folder import TokenizedData
 from sparsity_length.text.tokenizer import load_tokenizer
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -101,18 +99,12 @@ def page(browser: "sync_api.BrowserContext", explorable: Path) -> Iterator["sync
         yield page
 
 
-def read(explorable: Path, artefact: str, **where: object) -> pd.DataFrame:
-    rows = Results(explorable / "results").frame(artefact)
-    for column, value in where.items():
-        rows = rows[rows[column] == value]
-    return rows
-
-
-def open_document(page: "sync_api.Page", start: str) -> str:
+def open_document(page: "sync_api.Page", start: str) -> str | None:
     """Open the document of this beginning; its ID."""
     page.get_by_role("searchbox", name="Search").fill(start)
-    page.locator("#documents button").first.click()
-    return page.locator("#documents button").first.get_attribute("data-id")
+    first = page.locator("#documents button").first
+    first.click()
+    return first.get_attribute("data-id")
 
 
 def cells(page: "sync_api.Page") -> list[list[str]]:
@@ -122,22 +114,10 @@ def cells(page: "sync_api.Page") -> list[list[str]]:
     )
 
 
-def lit_tokens(page: "sync_api.Page") -> dict[int, str]:
-    """Rank -> text of the tokens that light up in the text."""
-    pairs = page.locator("#text .lit").evaluate_all(
-        "found => found.map(token => [token.dataset.rank, token.textContent])"
-    )
-    return {int(rank): text for rank, text in pairs}
-
-
 def signed(nats: float) -> str:
     """As the page shows it."""
     words = f"{nats:+.3f}".replace("-", "−")
     return {"+nan": "–", "+0.000": "0.000", "−0.000": "0.000"}.get(words, words)
-
-
-def shown_position(page: "sync_api.Page") -> int:
-    return int(page.locator("#target-heading").inner_text().rpartition("position ")[2])
 
 
 @pytest.mark.parametrize(
@@ -150,24 +130,27 @@ def test_a_click_shows_the_tokens_that_the_parquet_says(
     page.get_by_role("combobox", name="Rule").select_option(rule)
     page.get_by_role("radio", name="own" if distant_context == "own" else "null: another document's").check()
     page.get_by_role("slider").press("End")
-    data = TokenizedData.open(explorable / "data")
-    tokenizer = load_tokenizer(data.folder / "tokenizer.json")
-    (document,) = (one for one in data.evaluation_documents() if one.document_id == document_id)
-    pieces = tokenizer.pieces(document.token_ids.tolist())
+    pieces = load_tokenizer(explorable / "data" / "tokenizer.json").read(TEXTS[0] * 12).pieces
+    found = (
+        Results(explorable / "results")
+        .frame("influential_tokens")
+        .set_index(["model", "document_id", "rule", "distant_context", "target_position"])
+    )
+    chosen = found.loc[MODELS[0], document_id, rule, distant_context]
     for target in page.locator("#text .target").all()[::2]:
         target.click()
-        where = {"model": MODELS[0], "document_id": document_id, "target_position": shown_position(page)}
-        rows = read(explorable, "influential_tokens", **where, rule=rule, distant_context=distant_context)
-        rows = rows.sort_values("rank")
+        position = int(page.locator("#target-heading").inner_text().rpartition("position ")[2])
+        rows = chosen.loc[position].sort_values("rank")
         assert [[rank, distance, influence] for rank, _, distance, influence, _ in cells(page)] == [
             [str(row.rank), str(row.distance), signed(row.influence)] for row in rows.itertuples()
         ]
         is_ranked = rows["influence"].fillna(0).is_monotonic_decreasing
         assert ("does not rank by the last column" in page.locator("caption").inner_text()) != is_ranked
-        assert lit_tokens(page) == {
-            int(rank): pieces[place].strip(" ") or pieces[place]
-            for rank, place in zip(rows["rank"], rows["context_position"], strict=True)
-        }
+        lit = page.locator("#text .lit").evaluate_all(
+            "found => found.map(token => [+token.dataset.rank, token.textContent])"
+        )
+        expected = [pieces[place].strip(" ") or pieces[place] for place in rows["context_position"]]
+        assert sorted(lit) == [[rank, piece] for rank, piece in zip(rows["rank"], expected, strict=True)]
 
 
 def test_hostile_text_is_shown_as_text(page: "sync_api.Page") -> None:
@@ -194,108 +177,100 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_chat_model(tmp_path_factory.mktemp("models") / "tiny", [TEXT, *HOSTILE], 300)
 
 
-def written(folder: Path, model: Path, text: Any, **flags: Any) -> tuple[Explanation, Path]:
-    """An explanation and its page."""
-    found = explain(text, str(model), short_context_length=4, **flags)
-    found.save(folder / "page.html", COMMAND)
-    return found, folder / "page.html"
+Shown = Callable[..., AbstractContextManager[tuple[Explanation, "sync_api.Page"]]]
+"""The fixture `shown`."""
 
 
-def ranked(page: "sync_api.Page") -> str:
-    """The tokens that light up as sources, in the text, a rank behind each last one."""
-    return page.locator("#text .source").evaluate_all(
-        "found => found.map(token => token.textContent + (token.dataset.rank ?? '')).join('')"
-    )
+@pytest.fixture
+def shown(browser: "sync_api.BrowserContext", model: Path, tmp_path: Path) -> Shown:
+    """A function explaining a text, and opening the page."""
+
+    @contextmanager
+    def show(text: Any, **flags: Any) -> Iterator[tuple[Explanation, "sync_api.Page"]]:
+        found = explain(text, model, short_context_length=4, **flags)
+        found.save(tmp_path / "page.html", COMMAND)
+        with opened(browser, tmp_path / "page.html") as page:
+            yield found, page
+
+    return show
 
 
-def test_a_card_shows_what_was_measured(
-    browser: "sync_api.BrowserContext", model: Path, tmp_path: Path
-) -> None:
+def said_on_card(page: "sync_api.Page") -> list[str]:
+    """The numbers that are in the card's line."""
+    return page.locator("#card .line b").all_inner_texts()
+
+
+def test_a_card_shows_what_was_measured(shown: Shown) -> None:
     """In the order of sources; and all of the text, also what was not read."""
-    found, path = written(tmp_path, model, TEXT, targets=5, budget=3600)
-    with opened(browser, path) as page:
-        for target in found.targets:
+    with shown(TEXT, targets=5, budget=3600) as (found, page):
+        for target in found.record["targets"]:
             page.locator(f'.target[data-position="{target["position"]}"]').click()
-            title = page.locator("#text .chosen").get_attribute("title")
-            rounded = found_of(found, target)
-            assert title == f"effect of distant text {rounded['total_effect']:.2f} nats (KL)"
+            chosen = page.locator("#text .chosen")
+            title = f"effect of distant text {target['total_effect']:.2f} nats (KL)"
+            assert chosen.get_attribute("title") == title
+            assert chosen.inner_text().strip() == target["token"].strip()
             names = ("probability", "probability_without", "probability_with_sources")
-            said = page.locator("#card .line b").all_inner_texts()
-            assert said == [explained._percent(rounded[name]) for name in names]
+            assert said_on_card(page) == [explained._percent(target[name]) for name in names]
             labels = page.locator("#card .tag").all_inner_texts()
             assert labels == [explained._named(target, source) for source in target["sources"]]
             assert page.locator("#card ol .source").count() == len(target["sources"])
+            # The tokens that light up in the text, a rank behind each last one.
+            lit = page.locator("#text .source").evaluate_all(
+                "found => found.map(token => token.textContent + (token.dataset.rank ?? '')).join('')"
+            )
             sources = sorted(target["sources"], key=lambda source: source["source_position"])
-            assert ranked(page) == "".join(f"{one['source']}{one['rank']}" for one in sources)
-            assert page.locator("#text .chosen").inner_text().strip() == target["token"].strip()
+            assert lit == "".join(f"{one['source']}{one['rank']}" for one in sources)
         unread = page.locator("#text .unread").text_content()
         read = "".join(page.locator("#text .token").all_text_contents())
         assert unread and unread + read == found.text.text
         page.keyboard.press("ArrowLeft")
         before_last = found.targets[-2]["position"]
-        assert page.locator("#text .chosen").get_attribute("data-position") == str(before_last)
-
-
-def found_of(found: Explanation, target: dict[str, Any]) -> dict[str, Any]:
-    """The target as the page has it, rounded."""
-    return next(one for one in found.record["targets"] if one["position"] == target["position"])
+        assert chosen.get_attribute("data-position") == str(before_last)
 
 
 def test_what_is_not_explained_comes_with_its_command(
     browser: "sync_api.BrowserContext", model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also on the page of losses alone, which is on disk before the first prediction is explained."""
     monkeypatch.setattr("sparsity_length.measuring.settings.Explaining.seconds", 1e-9)
-    found, path = written(tmp_path, model, TEXT)
-    assert len(found.targets) == 1
-    position = found.facts["wanted"][3]
-    with opened(browser, path) as page:
-        assert "1 of 12" in page.locator("#missing").inner_text()
-        assert f"{COMMAND} --targets 12 --budget" in page.locator("#missing code").inner_text()
-        assert page.locator("#targets > li").count() == 12
-        page.locator(f'.token[data-position="{position}"]').click()
-        assert "Not explained" in page.locator("#card").inner_text()
-        command = page.locator("#card code").inner_text()
-        assert command.startswith(f"{COMMAND} --position {position} ")
-        page.locator("#card .copy").click()
-        assert page.evaluate("String(getSelection())").strip() == command
+    pages: list[Explanation] = []
+    explain(TEXT, model, short_context_length=4, show=pages.append)
+    for number, found in enumerate(pages):
+        found.save(tmp_path / "page.html", COMMAND)
+        with opened(browser, tmp_path / "page.html") as page:
+            assert f"{number} of 12" in page.locator("#missing").inner_text()
+            assert f"{COMMAND} --targets 12 --budget" in page.locator("#missing code").inner_text()
+            assert page.locator("#targets > li").count() == 12
+            position = found.facts["wanted"][3]
+            page.locator(f'.token[data-position="{position}"]').click()
+            assert "Not explained" in page.locator("#card").inner_text()
+            command = page.locator("#card code").inner_text()
+            assert command.startswith(f"{COMMAND} --position {position} ")
+            page.locator("#card .copy").click()
+            assert page.evaluate("String(getSelection())").strip() == command
+    assert number == 1
 
 
-def test_a_page_of_losses_alone(browser: "sync_api.BrowserContext", model: Path, tmp_path: Path) -> None:
-    """As it is on disk before the first prediction is explained."""
-    first: list[Explanation] = []
-    explain(TEXT, str(model), short_context_length=4, targets=2, show=first.append)
-    first[0].save(tmp_path / "page.html", COMMAND)
-    with opened(browser, tmp_path / "page.html") as page:
-        assert "0 of 2" in page.locator("#missing").inner_text()
-        page.locator("#targets button").first.click()
-        assert f"--position {first[0].facts['wanted'][0]} " in page.locator("#card code").inner_text()
-
-
-def test_on_a_phone_the_card_is_under_the_line(
-    browser: "sync_api.BrowserContext", model: Path, tmp_path: Path
-) -> None:
+def test_on_a_phone_the_card_is_under_the_line(shown: Shown) -> None:
     """And there is a way back from a source to the prediction."""
-    found, path = written(tmp_path, model, "\n\n".join([TEXT[:60]] * 40), targets=3, long_context_length=64)
-    with opened(browser, path) as page:
+    with shown("\n\n".join([TEXT[:60]] * 40), targets=3, long_context_length=64) as (found, page):
         page.set_viewport_size({"width": 420, "height": 500})
         page.reload()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert page.locator("#card").count() == 0
         token = page.locator(f'.target[data-position="{found.targets[-1]["position"]}"]')
         token.click()
-        line = token.bounding_box()
-        card = page.locator("#text #card").bounding_box()
-        assert line is not None and card is not None
-        assert 0 <= card["y"] - (line["y"] + line["height"]) < 40
-        # Tokens before the card end above it, all others begin below.
-        assert page.evaluate(
-            """() => {
+        # The card is right under the token's line; tokens before it end above it, all others begin below.
+        assert token.evaluate(
+            """(token) => {
               const { top, bottom } = document.getElementById("card").getBoundingClientRect();
               const all = [...document.querySelectorAll("#text > *")];
               const place = all.findIndex((one) => one.id === "card");
               const box = (one) => one.getBoundingClientRect();
+              const gap = top - box(token).bottom;
               const ends = all.slice(place - 3, place).every((one) => box(one).top < top);
-              return ends && all.slice(place + 1).every((one) => box(one).bottom >= bottom);
+              const begin = all.slice(place + 1).every((one) => box(one).bottom >= bottom);
+              return 0 <= gap && gap < 40 && ends && begin;
             }"""
         )
         page.locator("#card ol .source").first.click()
@@ -312,37 +287,28 @@ def test_on_a_phone_the_card_is_under_the_line(
         assert page.locator("#card").count() == 0
 
 
-def test_a_chat_and_its_whole_answer(browser: "sync_api.BrowserContext", model: Path, tmp_path: Path) -> None:
-    found, path = written(tmp_path, model, CHAT, long_context_length=60, whole_answer=True)
-    (target,) = found.targets
-    with opened(browser, path) as page:
+def test_a_chat_and_its_whole_answer(shown: Shown) -> None:
+    with shown(CHAT, long_context_length=60, whole_answer=True) as (found, page):
+        (target,) = found.record["targets"]
         roles = page.locator("#text .label").all_text_contents()
         assert [*filter(None, roles)] == ["user", "assistant"]
         text = page.locator("#text").text_content()
         assert text is not None and "<|" not in text and CHAT[0]["content"] in text
         assert page.locator("#text .target").count() == target["end"] - target["position"]
         page.locator("#text .target").nth(2).click()
-        said = page.locator("#card .line b").all_inner_texts()
-        assert said[0] == explained._percent(found_of(found, target)["probability"])
+        assert said_on_card(page)[0] == explained._percent(target["probability"])
         assert page.locator("#text .chosen-part").count() == target["end"] - target["position"]
 
 
-def test_of_two_continuations_the_card_says_how_many_times_as_likely(
-    browser: "sync_api.BrowserContext", model: Path, tmp_path: Path
-) -> None:
-    found, path = written(tmp_path, model, TEXT, at="dog:3", instead="cow")
-    with opened(browser, path) as page:
-        said = page.locator("#card .line b").all_inner_texts()
-        assert said[0] == explained._times(found.record["contrast"][2])
+def test_of_two_continuations_the_card_says_how_many_times_as_likely(shown: Shown) -> None:
+    with shown(TEXT, at="dog:3", instead="cow") as (found, page):
+        assert said_on_card(page)[0] == explained._times(found.record["contrast"][2])
         assert found.facts["note"] in page.locator("#summary").inner_text()
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_text_is_explained_as_text(
-    text: str, browser: "sync_api.BrowserContext", model: Path, tmp_path: Path
-) -> None:
-    found, path = written(tmp_path, model, text * 3, targets=2, long_context_length=60, name=text)
-    with opened(browser, path) as page:
+def test_hostile_text_is_explained_as_text(text: str, shown: Shown) -> None:
+    with shown(text * 3, targets=2, long_context_length=60, name=text) as (found, page):
         assert page.locator("#text").text_content() == found.text.text
         page.locator("#targets button").first.click()
         assert page.locator("script").count() == 2  # data, code

@@ -51,11 +51,11 @@ def test_a_planted_reach_is_found_and_the_rules_decide() -> None:
     items = planted_items()
     table = reach.curves(items)
     assert set(table["template"]) == {"number", "word", reach.TOGETHER}, "color is not answered at gap 0"
+    assert table["num_documents"].eq(60).all()
     for rope, shares in KEPT.items():
         curve = reach.of_curve(table, MODEL, rope)
         assert curve["share_kept"].tolist() == pytest.approx(shares, abs=0.02)
         assert curve["right_told"].tolist() == [float(share > 0.5) for share in shares]
-        assert curve["num_documents"].eq(60).all()
     assert reach.reach(reach.of_curve(table, MODEL, reach.PLAIN)) == 4096
     assert reach.reach(reach.of_curve(table, MODEL, reach.YARN, "word")) == 8192
     assert reach.reads_less_than_trained(table, MODEL) == ("supported", 7168)
@@ -93,9 +93,8 @@ def test_items_are_sums_over_answers_told_and_not_told(tmp_path: Path) -> None:
     texts = [
         " ".join(f"The {word} river runs past an old hill." for word in words * 5) for words in ("abc", "xyz")
     ]
-    tokenizer = train_bpe(
-        [*texts, *[" What is the magic number of Oslo? The magic number of Paris is 1."] * 9], 320
-    )
+    questions = [" What is the magic number of Oslo? The magic number of Paris is 1."] * 9
+    tokenizer = train_bpe([*texts, *questions], 320)
     documents = [
         EvaluationDocument(f"{index:016x}", token_ids, f"http://example.org/{index}")
         for index, token_ids in enumerate(tokenizer.encode(texts))
@@ -105,29 +104,29 @@ def test_items_are_sums_over_answers_told_and_not_told(tmp_path: Path) -> None:
     run(plant_needles, *made, "--templates", "number", "color", "--depths", 0.25)
     data = tmp_path / "needles" / "length-100" / "data"
     make_model("llama", vocab_size=320).save_pretrained(tmp_path / "llama")
-    words: list[object] = ["--data", data, "--checkpoints", tmp_path / "llama", "--long-context-length", 100]
-    words += ["--targets-per-chunk", 20, "--near-context-length", 45, "--share-near"]
-    words += ["--placements", "own:54", "own:54@554", "last:4"]
-    run(length_interference, *words, "--results", tmp_path / "plain")
-    run(length_interference, *words, "--results", tmp_path / "scaled", "--rope", "yarn:2")
-    items = reach.reach_items(data, [tmp_path / "plain", tmp_path / "scaled"])
-    run(length_interference, *words, "--targets-per-chunk", 2, "--results", tmp_path / "short")
+    words = ["--data", data, "--checkpoints", tmp_path / "llama", "--long-context-length", 100]
+    words += ["--near-context-length", 45, "--share-near", "--placements", "own:54", "own:54@554", "last:4"]
+    for results, flags in {
+        "plain": ["--targets-per-chunk", 20],
+        "scaled": ["--targets-per-chunk", 20, "--rope", "yarn:2"],
+        "short": ["--targets-per-chunk", 2],
+    }.items():
+        run(length_interference, *words, *flags, "--results", tmp_path / results)
     with pytest.raises(InputError, match="tokens; measure --targets-per-chunk"):
         reach.reach_items(data, [tmp_path / "short"])
+    items = reach.reach_items(data, [tmp_path / "plain", tmp_path / "scaled"])
     assert len(items) == 2 * 2 * 2 * 2  # texts, templates, gaps, scalings
     assert set(items["gap"]) == {0, 500} and set(items["rope"]) == {"plain", "yarn:2"}
+    (item, *_) = items.query("template == 'color' and rope == 'yarn:2' and gap == 500").to_dict("records")
     planted = pd.read_parquet(data / NEEDLES_FILE)
-    rows = Results(tmp_path / "scaled").frame("length_interference")
-    for told in (True, False):
-        needle = planted[(planted["template"] == "color") & (planted["depth"].notna() == told)].iloc[0]
-        answer = rows[
-            (rows["document_id"] == needle["document_id"])
-            & (rows["placement"] == "own:54@554")
-            & (rows["target_position"] >= 100 - needle["num_answer_tokens"])
-        ]
-        of_item = "template == 'color' and rope == 'yarn:2' and gap == 500"
-        item = items.query(of_item).set_index("document_id").loc[needle["source_document_id"]]
-        name = "told" if told else "not_told"
+    of_item = planted[
+        (planted["template"] == "color") & (planted["source_document_id"] == item["document_id"])
+    ]
+    rows = Results(tmp_path / "scaled").frame("length_interference").query("placement == 'own:54@554'")
+    for needle in of_item.to_dict("records"):
+        first = 100 - needle["num_answer_tokens"]
+        answer = rows[(rows["document_id"] == needle["document_id"]) & (rows["target_position"] >= first)]
+        name = "not_told" if np.isnan(needle["depth"]) else "told"
         assert len(answer) == needle["num_answer_tokens"]
         assert item[f"loss_{name}"] == pytest.approx(answer["loss"].sum(), rel=1e-6)
         assert item[f"is_right_{name}"] == answer["is_top"].all()

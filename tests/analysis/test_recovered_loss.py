@@ -1,25 +1,22 @@
-"""What k tokens recover and are worth, losses by length: by hand, planted truth and nulls, as drawn."""
+"""What k tokens recover and are worth, losses by length: by hand, and as drawn."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from synthetic_results import KS, SELECTION_BONUS, Truth
 
 from sparsity_length.figures import drawing, recovered_loss
-from sparsity_length.figures.drawing import BLACK, ModelLabel, model_labels, solid
+from sparsity_length.figures.drawing import BLACK, ModelLabel, solid
 from sparsity_length.figures.losses import (
     lengths_figure,
     losses_beside_reference,
     losses_by_context_length,
     windows_keeping,
 )
-from sparsity_length.figures.read import read_sparse_losses
 from sparsity_length.figures.recovered_loss import (
     NULL,
     amounts_beside,
@@ -27,6 +24,10 @@ from sparsity_length.figures.recovered_loss import (
     paper_verdict,
     token_effects,
 )
+
+T_1 = 12.7062
+"""Student's t for 95% with one degree of freedom."""
+LABEL = ModelLabel("m", solid(BLACK), "", None)
 
 
 def choice(
@@ -56,11 +57,6 @@ def choice(
     return pd.DataFrame(rows | more)
 
 
-def of(effects: pd.DataFrame, criterion: str) -> dict:
-    (row,) = effects[effects["criterion"] == criterion].to_dict("records")
-    return row
-
-
 @pytest.fixture
 def by_hand() -> pd.DataFrame:
     """Own tokens recover 3 of 4 nats; the null 1 of 4."""
@@ -71,16 +67,56 @@ def by_hand() -> pd.DataFrame:
 
 
 def test_what_is_recovered_by_hand(by_hand: pd.DataFrame) -> None:
-    row = of(token_effects(by_hand), "loss")
-    assert (row["gain"], row["recovered"], row["null_recovered"], row["excess"]) == (1.0, 0.75, 0.25, 0.5)
-    assert (row["num_targets"], row["num_documents"], row["effect"], row["share"]) == (4, 2, 0.75, 0.75)
+    expected = {"num_targets": 4, "num_documents": 2, "gain": 1, "recovered": 0.75, "null_recovered": 0.25}
     # Document a recovers 1 of 2 nats, b 2 of 2: an error of 1/4, times t at one degree of freedom.
-    ends = row["share_low"], row["share_high"]
-    assert ends == pytest.approx((0.75 - 12.7062 / 4, 0.75 + 12.7062 / 4))
+    expected |= {"effect": 0.75, "share": 0.75, "share_low": 0.75 - T_1 / 4, "share_high": 0.75 + T_1 / 4}
     # Both documents recover 1 nat beyond their null over 2 targets: paired, no resample differs.
-    assert (row["excess_low"], row["excess_high"]) == (0.5, 0.5)
-    one = of(token_effects(by_hand[by_hand["document_id"] == "a"]), "loss")
-    assert np.isnan([one["recovered_low"], one["share"]]).all()  # a single document gives no interval
+    expected |= {"excess": 0.5, "excess_low": 0.5, "excess_high": 0.5}
+    assert_effects(by_hand, "loss", expected)
+    # A single document gives no interval.
+    nothing = {"recovered_low": np.nan, "share": np.nan}
+    assert_effects(by_hand[by_hand["document_id"] == "a"], "loss", nothing)
+
+
+def assert_effects(rows: pd.DataFrame, criterion: str, expected: dict[str, float]) -> None:
+    effects = token_effects(rows).set_index("criterion")
+    assert effects.loc[criterion, [*expected]].to_dict() == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("rule", "own", "null", "swap", "by_loss", "by_divergence"),
+    [
+        (
+            "greedy_divergence",
+            ([2.0, 2.5, 2.5, 2.0], [0.25, 0.5, 0.5, 0.25]),
+            ([3.0, 3.0, 2.5, 2.5], [0.5, 0.5, 1.0, 0.5]),
+            {},
+            (1, 0.75, 0.25, 0.5, 0.5),
+            (1, 0.625, 0.375, 0.25, 0.25),
+        ),
+        # The swapped context loses another nat: 4, of which the tokens recover 1.5 and others' 0.
+        (
+            "add_one_in_divergence",
+            ([2.5] * 4, [0.5] * 4),
+            ([4.0] * 4, [1.5] * 4),
+            {"swapped_loss": 4.0, "swapped_divergence": 1.5},
+            (2, 1.5, 0, 1.5, 0.75),
+            (1.5, 1, 0, 1, 2 / 3),
+        ),
+    ],
+)
+def test_both_criteria_by_hand(
+    rule: str,
+    own: tuple[list[float], list[float]],
+    null: tuple[list[float], list[float]],
+    swap: dict[str, float],
+    by_loss: tuple[float, ...],
+    by_divergence: tuple[float, ...],
+) -> None:
+    rows = pd.concat([choice(rule, 1, *own, **swap), choice(rule, 1, *null, "other_document", **swap)])
+    names = ("gain", "recovered", "null_recovered", "excess", "share")
+    assert_effects(rows, "loss", dict(zip(names, by_loss, strict=True)))
+    assert_effects(rows, "divergence", dict(zip(names, by_divergence, strict=True)))
 
 
 def test_curves_of_the_loss_by_hand(by_hand: pd.DataFrame) -> None:
@@ -101,52 +137,6 @@ def test_curves_of_the_loss_by_hand(by_hand: pd.DataFrame) -> None:
     assert (curves.loc[("own", 0), ["loss_low", "loss_high"]] == 3.5).all()
 
 
-@pytest.mark.parametrize("rule", SELECTION_BONUS)
-def test_the_excess_finds_the_planted_gain_and_the_null_the_planted_bonus(
-    sparse_context_losses: pd.DataFrame, truth: Truth, rule: str
-) -> None:
-    chosen = sparse_context_losses[
-        (sparse_context_losses["model"] == "long-seed0") & (sparse_context_losses["rule"] == rule)
-    ]
-    effects = token_effects(chosen).set_index("k")
-    assert list(effects.index) == KS
-    for k in KS:
-        planted = truth.recovered_gain(rule, k)
-        bonus = SELECTION_BONUS[rule] * np.log2(k + 1)
-        assert effects.loc[k, "excess"] == pytest.approx(planted.mean(), abs=0.005)
-        assert effects.loc[k, "null_recovered"] == pytest.approx(bonus, abs=0.005)
-        if rule == "leave_one_out":  # whose effect is what lies beyond the null
-            share = planted.sum() / truth.targets["gain"].sum()
-            assert effects.loc[k, "share"] == pytest.approx(share, abs=0.02)
-
-
-def test_both_criteria_by_hand() -> None:
-    own = choice("greedy_divergence", 2, [2.0, 2.5, 2.5, 2.0], [0.25, 0.5, 0.5, 0.25])
-    null = choice("greedy_divergence", 2, [3.0, 3.0, 2.5, 2.5], [0.5, 0.5, 1.0, 0.5], "other_document")
-    effects = token_effects(pd.concat([own, null]))
-    by_loss = of(effects, "loss")
-    by_divergence = of(effects, "divergence")
-    assert (by_loss["gain"], by_loss["recovered"], by_loss["null_recovered"]) == (1.0, 0.75, 0.25)
-    assert (by_loss["excess"], by_loss["share"]) == (0.5, 0.5)
-    assert (by_divergence["gain"], by_divergence["recovered"]) == (1.0, 0.625)
-    assert (by_divergence["null_recovered"], by_divergence["excess"]) == (0.375, 0.25)
-    # Excesses of the documents by the divergence: 1/8 and 3/8.
-    assert by_divergence["excess_high"] == pytest.approx(0.25 + 12.7062 / 8)
-    assert by_loss["effect"] == by_loss["excess"]
-
-
-def test_within_a_background_its_loss_is_the_baseline() -> None:
-    """The swapped context loses another nat: 4, of which the tokens recover 1.5 and others' 0."""
-    swap = {"swapped_loss": 4.0, "swapped_divergence": 1.5}
-    own = choice("add_one_in_divergence", 1, [2.5] * 4, [0.5] * 4, **swap)
-    null = choice("add_one_in_divergence", 1, [4.0] * 4, [1.5] * 4, "other_document", **swap)
-    effects = token_effects(pd.concat([own, null]))
-    by_loss = of(effects, "loss")
-    by_divergence = of(effects, "divergence")
-    assert (by_loss["gain"], by_loss["recovered"], by_loss["null_recovered"]) == (2.0, 1.5, 0.0)
-    assert (by_loss["share"], by_divergence["gain"], by_divergence["excess"]) == (0.75, 1.5, 1.0)
-
-
 SELECTED = "leave_one_out_divergence"
 RECENCY = "recency"
 FEW = 16
@@ -154,28 +144,24 @@ FEW = 16
 
 def planted(selected: float, recency: float) -> pd.DataFrame:
     """Losses of 24 texts of 8 targets; targets of a text gain 0.5 to 2 nats by all distant tokens."""
-    rows = []
-    for text in range(24):
-        for target in range(8):
-            gain = 0.5 + 1.5 * (text * 8 + target) / 191
-            for rule, share in ((SELECTED, selected), (RECENCY, recency)):
-                rows.append(
-                    [
-                        "m",
-                        f"{text:02}",
-                        0,
-                        960 + 8 * target,
-                        rule,
-                        "own",
-                        FEW,
-                        3.0 - share * gain,
-                        3.0,
-                        3.0 - gain,
-                    ]
-                )
-    columns = ["model", "document_id", "chunk_index", "target_position", "rule", "distant_context", "k"]
-    return pd.DataFrame(
-        rows, columns=[*columns, "sparse_context_loss", "short_context_loss", "long_context_loss"]
+    targets = pd.DataFrame(
+        {
+            "model": "m",
+            "document_id": [f"{text:02}" for text in range(24) for _ in range(8)],
+            "chunk_index": 0,
+            "target_position": [*range(8)] * 24,
+            "distant_context": "own",
+            "k": FEW,
+            "short_context_loss": 3.0,
+            "long_context_loss": np.linspace(2.5, 1, 192),
+        }
+    )
+    gain = 3.0 - targets["long_context_loss"]
+    return pd.concat(
+        [
+            targets.assign(rule=rule, sparse_context_loss=3.0 - share * gain)
+            for rule, share in ((SELECTED, selected), (RECENCY, recency))
+        ]
     )
 
 
@@ -215,8 +201,7 @@ def test_length_losses_weigh_documents_by_their_targets() -> None:
     assert table["loss"].to_dict() == {16: 2.5, 32: 2.25}
     assert (table["num_targets"].to_list(), table["num_documents"].to_list()) == ([4, 4], [2, 2])
     # A single model has no other to be compared with: its loss itself is drawn.
-    label = ModelLabel("m", solid(BLACK), "", None)
-    figure = lengths_figure(table.reset_index(), {"m": label}, [], "m")
+    figure = lengths_figure(table.reset_index(), {"m": LABEL}, [], "m")
     assert figure.axes[0].lines[0].get_ydata().tolist() == [2.5, 2.25]
 
 
@@ -255,32 +240,8 @@ def test_windows_by_hand() -> None:
     )
 
 
-LONG = "long-seed0"
-
-
-@pytest.fixture(scope="module")
-def small(scales: tuple[Path, Any, Any]) -> Path:
-    return scales[0] / "small"
-
-
-@pytest.fixture(scope="module")
-def labels(small: Path) -> dict[str, ModelLabel]:
-    return model_labels(small, "loss_differences")
-
-
-@pytest.fixture(scope="module")
-def sparse(small: Path) -> pd.DataFrame:
-    return read_sparse_losses(small)
-
-
-def rows_of(table: pd.DataFrame, **wanted: object) -> pd.DataFrame:
-    for name, value in wanted.items():
-        table = table[table[name] == value]
-    return table
-
-
-def assert_drawn(ax: Axes, index: int, rows: pd.DataFrame, value: str) -> Line2D:
-    """The index-th line with bars is this column rows_of the rows, with its interval."""
+def assert_drawn(ax: Axes, index: int, rows: pd.DataFrame, value: str = "loss") -> Line2D:
+    """The index-th line with bars is this column of the rows, with its interval."""
     line, _, (bars,) = ax.containers[index]
     ends = np.array([segment[:, 1] for segment in bars.get_segments()])
     np.testing.assert_allclose(np.asarray(line.get_ydata(), dtype=float), rows[value].astype(float))
@@ -298,23 +259,36 @@ def test_any_name_is_drawn_as_it_is(tmp_path: Path) -> None:
     assert {text.get_text() for text in ax.texts} == {name} and (tmp_path / "figure.pdf").exists()
 
 
-def test_the_paper_figure_is_its_table(sparse: pd.DataFrame, labels: dict[str, ModelLabel]) -> None:
-    curves = recovered_loss.loss_curves(rows_of(sparse, model=LONG))
-    figure = recovered_loss.loss_figure(curves, labels[LONG], "another model")
+def test_the_paper_figure_is_its_table() -> None:
+    choices = [
+        choice(rule, k, np.arange(2.9, 3.3, 0.1) - gain / (4 - k), [1.0] * 4, distant_context)
+        for rule, gain in {"leave_one_out": 1.6, "recency": 0.9, "random": 0.3}.items()
+        for distant_context in ("own", "other_document")
+        for k in (1, 2)
+    ]
+    curves = loss_curves(pd.concat(choices))
+    figure = recovered_loss.loss_figure(curves, LABEL, "another model")
     (ax,) = figure.axes
-    own, *_ = (
-        assert_drawn(ax, index, rows_of(curves, rule=rule, distant_context="own"), "loss")
-        for index, rule in enumerate(("leave_one_out", "recency", "random"))
-    )
-    null = assert_drawn(
-        ax, 3, rows_of(curves, rule="leave_one_out", distant_context="other_document"), "loss"
-    )
+    of_curve = curves.set_index(["rule", "distant_context"])
+    own = assert_drawn(ax, 0, of_curve.loc[("leave_one_out", "own")])
+    assert_drawn(ax, 1, of_curve.loc[("recency", "own")])
+    assert_drawn(ax, 2, of_curve.loc[("random", "own")])
+    null = assert_drawn(ax, 3, of_curve.loc[("leave_one_out", "other_document")])
     assert null.get_color() == own.get_color() == drawing.rule_style("leave_one_out")["color"]
     assert (null.get_linestyle(), own.get_linestyle()) == ("--", "-")
     assert_drawn(ax, 4, curves[:1], "long_loss")  # all distant tokens
-    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["0", *map(str, KS), "all"]
-    of_model = rows_of(sparse, model=LONG, rule="recency", distant_context="own", k=1)
-    short, long = of_model[["short_context_loss", "long_context_loss"]].astype("float64").mean()
-    share = rows_of(curves, rule="leave_one_out", distant_context="own", k=16)["recovered_share"]
-    expected = {f"selected, target-aware: {share.iloc[0]:.0%}", f"full context, {long:.2f}"}
-    assert {*expected, f"short context, {short:.2f}"} <= {text.get_text() for text in ax.texts}
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["0", "1", "2", "all"]
+    # 0.8 nats less 0.05, of the gain of 1.
+    expected = {"selected, target-aware: 75%", "full context, 2.00", "short context, 3.00"}
+    assert expected <= {text.get_text() for text in ax.texts}
+
+
+def test_without_a_null_a_rule_that_needs_one_has_no_effect_and_others_are_drawn() -> None:
+    needs_null = token_effects(choice("leave_one_out", 1, [2.0] * 4, [0.5] * 4))
+    assert needs_null.empty and {"gain", "effect", "effect_low", "effect_high", "share"} < {*needs_null}
+    own = choice("leave_one_out_divergence", 1, [2.0] * 4, [0.5] * 4)
+    effects = token_effects(own)
+    assert effects["effect"].tolist() == [1, 0.5] and effects["excess"].isna().all()
+    recovered_loss.effects_figure(effects, LABEL)
+    (ax,) = recovered_loss.loss_figure(loss_curves(own), LABEL).axes
+    assert "null baseline" not in {text.get_text() for text in ax.texts}

@@ -38,21 +38,14 @@ def rows(seed: int, sparsity: int, exact_match: list[float], *, is_learnt: bool 
     )
 
 
-@pytest.fixture
-def cells() -> pd.DataFrame:
-    accuracy = pd.concat(
-        [
-            rows(0, 1, [1.0, 1.0, 0.8]),
-            rows(1, 1, [1.0, 0.9, 1.0]),
-            rows(0, 2, [1.0, 0.6, 1.0], is_learnt=False),
-            rows(1, 2, [1.0, 0.8, 0.9]),
-            rows(0, 3, [0.5, 0.5, 0.5]),
-        ]
-    )
-    return synthetic_tasks.over_seeds(accuracy)
-
-
-def test_means_and_ranges_over_seeds(cells: pd.DataFrame) -> None:
+def test_means_and_ranges_over_seeds() -> None:
+    accuracy = [
+        rows(0, 1, [1.0, 1.0, 0.8]),
+        rows(1, 1, [1.0, 0.9, 1.0]),
+        rows(0, 2, [1.0, 0.6, 1.0], is_learnt=False),
+        rows(1, 2, [1.0, 0.8, 0.9]),
+        rows(0, 3, [0.5, 0.5, 0.5]),
+    ]
     columns = [
         "sparsity",
         "size",
@@ -73,40 +66,41 @@ def test_means_and_ranges_over_seeds(cells: pd.DataFrame) -> None:
         [3, 20, 0.5, 0.5, 0.5, 1, True],
         [3, 40, 0.5, 0.5, 0.5, 1, True],
     ]
+    cells = synthetic_tasks.over_seeds(pd.concat(accuracy))
     pd.testing.assert_frame_equal(cells[columns], pd.DataFrame(expected, columns=columns), check_dtype=False)
 
 
-def selection(model: str, example: int, is_dependency: list[bool]) -> dict[str, object]:
+def selection(model: str, example: int, is_dependency: list[bool]) -> pd.DataFrame:
     """One target's selection in the order of rank; two true dependencies among five distant tokens."""
-    return {
-        "task": "sparse_parity",
-        "positions": "pose",
-        "largest_train_size": 20,
-        "largest_train_sparsity": 2,
-        "size": 20,
-        "sparsity": 1,
-        "model": model,
-        "example_index": example,
-        "rule": "leave_one_out",
-        "ablation": None,
-        "rank": [*range(1, len(is_dependency) + 1)],
-        "is_dependency": is_dependency,
-        "num_distant_tokens": 5,
-        "num_dependencies": 2,
-    }
+    return pd.DataFrame(
+        {
+            "task": "sparse_parity",
+            "positions": "pose",
+            "largest_train_size": 20,
+            "largest_train_sparsity": 2,
+            "size": 20,
+            "sparsity": 1,
+            "model": model,
+            "example_index": example,
+            "rule": "leave_one_out",
+            "ablation": None,
+            "rank": [*range(1, len(is_dependency) + 1)],
+            "is_dependency": is_dependency,
+            "num_distant_tokens": 5,
+            "num_dependencies": 2,
+        }
+    )
 
 
 def test_found_is_recall_at_the_number_of_true_dependencies() -> None:
-    rows = [
+    selections = [
         selection("a", 0, [True, False, True]),  # the third is beyond the two that there are
         selection("a", 1, [True, True, False]),
         selection("b", 0, [False, True, True]),
     ]
-    (row,) = synthetic_tasks.found_shares(
-        pd.DataFrame(rows).explode(["rank", "is_dependency"]).astype({"is_dependency": bool})
-    ).to_dict("records")
-    assert (row["found"], row["found_lowest"], row["found_highest"]) == (0.625, 0.5, 0.75)
-    assert (row["chance"], row["num_seeds"]) == (0.4, 2)
+    (row,) = synthetic_tasks.found_shares(pd.concat(selections)).to_dict("records")
+    expected = {"found": 0.625, "found_lowest": 0.5, "found_highest": 0.75, "chance": 0.4, "num_seeds": 2}
+    assert {name: row[name] for name in expected} == expected
 
 
 def seeds(function: str, by_k: list[list[float]]) -> pd.DataFrame:
@@ -197,9 +191,8 @@ def test_the_claim_needs_all_contrasts(changed: dict[tuple[str, str], float], wo
 
 def test_contrasts_and_cells_count_seeds_that_learned() -> None:
     lead, word = schemes.contrast(scheme_cells(CLAIMED), "F1")
-    assert lead is not None and word == "supported"
-    assert lead.estimate == pytest.approx(0.4)
-    assert lead.low == pytest.approx(0.4 - 2.447 * (2 * 0.01**2 * 5 / 3 / 4) ** 0.5, abs=1e-4)
+    low = 0.4 - 2.447 * (2 * 0.01**2 * 5 / 3 / 4) ** 0.5
+    assert word == "supported" and (lead.estimate, lead.low) == pytest.approx((0.4, low), abs=1e-4)
     few = scheme_cells(CLAIMED, num_learned=2)
     assert schemes.contrast(few, "F1") == (None, "inconclusive")
     assert schemes.cell_words(few, "copy", "alibi") == "20% (2/4)"
@@ -210,16 +203,6 @@ def test_contrasts_and_cells_count_seeds_that_learned() -> None:
 NUM_TOKENS = 3
 CONTIGUOUS = tuple(range(8))
 COUPLED = CONDITIONS["halves_coupled"].position_ids(8)
-
-
-def attention_with(sparsity: int, key_reach: int) -> SparseFunctionalAttention:
-    """Random keys and values."""
-    generator = torch.Generator().manual_seed(0)
-    attention = SparseFunctionalAttention(sparsity, NUM_TOKENS, key_reach, generator)
-    with torch.no_grad():
-        attention.log_keys.copy_(torch.randn(attention.log_keys.shape, generator=generator))
-        attention.raw_values.copy_(torch.randn(attention.raw_values.shape, generator=generator))
-    return attention
 
 
 def brute_force(
@@ -245,13 +228,18 @@ def brute_force(
 
 @pytest.mark.parametrize("sparsity", [1, 2, 3])
 @pytest.mark.parametrize("position_ids", [CONTIGUOUS, COUPLED, (5, 0, 2, 2, 7, 1)])
-def test_equals_the_sum_over_all_subsets(sparsity: int, position_ids: tuple[int, ...]) -> None:
-    token_ids_BS = torch.from_numpy(np.random.default_rng(1).integers(0, NUM_TOKENS, (4, len(position_ids))))
-    for key_reach in (3, 8):
-        attention = attention_with(sparsity, key_reach)
-        expected = [brute_force(attention, row, position_ids) for row in token_ids_BS.tolist()]
-        assert attention(token_ids_BS, position_ids).tolist() == pytest.approx(expected, abs=1e-6), key_reach
-        assert len(set(expected)) == 4
+@pytest.mark.parametrize("key_reach", [3, 8])
+def test_equals_the_sum_over_all_subsets(
+    sparsity: int, position_ids: tuple[int, ...], key_reach: int
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    token_ids_BS = torch.randint(NUM_TOKENS, (4, len(position_ids)), generator=generator)
+    attention = SparseFunctionalAttention(sparsity, NUM_TOKENS, key_reach, generator)
+    torch.nn.init.normal_(attention.log_keys, generator=generator)
+    torch.nn.init.normal_(attention.raw_values, generator=generator)
+    expected = [brute_force(attention, row, position_ids) for row in token_ids_BS.tolist()]
+    assert attention(token_ids_BS, position_ids).tolist() == pytest.approx(expected, abs=1e-6)
+    assert len(set(expected)) == 4
 
 
 @pytest.mark.parametrize("name", ["local", "halves_coupled"])

@@ -21,6 +21,7 @@ from typing import Any
 
 import by_text
 import numpy as np
+import pandas as pd
 
 from sparsity_length import explain
 from sparsity_length.cli import Stage
@@ -56,10 +57,15 @@ def measured(arguments: argparse.Namespace, model: str, text: TokenizedText) -> 
     exact = explain(ids_L, model, targets="all", **asked)
     of_exact = {target["position"]: target for target in exact.targets}
     both = [(of_exact[target["position"]], target) for target in searched.targets]
+    found = [
+        any(start <= place and end <= other_end for start, other_end in _spans(target))
+        for one, target in both
+        for place, end in _spans(one)
+    ]
     return numbers | {
         "exact_forward_tokens": exact.facts["num_forward_tokens"],
         "exact_recovered": sum(one["recovered"] * one["total_effect"] for one, _ in both),
-        "found": float(np.mean([_is_within(span, of) for one, of in both for span in _spans(one)])),
+        "found": float(np.mean(found)),
     }
 
 
@@ -67,15 +73,11 @@ def _spans(target: dict[str, Any]) -> list[tuple[int, int]]:
     return [(source["source_position"], source["source_end"]) for source in target["sources"]]
 
 
-def _is_within(span: tuple[int, int], target: dict[str, Any]) -> bool:
-    return any(start <= span[0] and span[1] <= end for start, end in _spans(target))
-
-
 def main(arguments: argparse.Namespace) -> None:
     """Measure the texts that are missing, and print the means of all."""
     rows = by_text.measured_texts(arguments, partial(measured, arguments))
     length = arguments.length
-    total = {name: np.sum([row[name] for row in rows]) for name in rows[0]}
+    total = pd.DataFrame(rows).sum()
     sys.stdout.write(
         f"{len(rows)} texts of {length} tokens: {total['recovered'] / total['total']:.2f} of the total effect"
         f" recovered, {total['no_source']:.0f} predictions without a source;"

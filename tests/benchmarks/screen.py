@@ -20,6 +20,7 @@ from typing import Any
 
 import by_text
 import numpy as np
+import pandas as pd
 
 from sparsity_length.cli import Stage
 from sparsity_length.measuring.contexts import Batching, full_pass, own_context
@@ -82,18 +83,14 @@ def measured(arguments: argparse.Namespace, name: str, text: TokenizedText) -> d
 def main(arguments: argparse.Namespace) -> None:
     """Measure the texts that are missing, and print the means of all."""
     rows = by_text.measured_texts(arguments, partial(measured, arguments))
-    length = arguments.length
-    exact_tokens = sum(row["exact_tokens"] for row in rows)
+    exact = pd.DataFrame(rows)[["exact_tokens", "exact_doublings"]].mean()
     for screen in arguments.screens:
-        of_screen = [row[str(screen)] for row in rows]
-        recall, top_1, doublings = (
-            np.mean([one[name] for one in of_screen]) for name in ("recall", "top_1", "doublings")
-        )
-        excess = doublings - np.mean([row["exact_doublings"] for row in rows])
-        share = sum(one["tokens"] for one in of_screen) / exact_tokens
+        means = pd.DataFrame([row[str(screen)] for row in rows]).mean()
         sys.stdout.write(
-            f"{len(rows)} texts of {length} tokens, --screen {screen}: recall {recall:.2f}, top 1"
-            f" {top_1:.2f}, {excess:+.2f} doublings, {share:.3f} of the exact search's forward tokens\n"
+            f"{len(rows)} texts of {arguments.length} tokens, --screen {screen}:"
+            f" recall {means['recall']:.2f}, top 1 {means['top_1']:.2f},"
+            f" {means['doublings'] - exact['exact_doublings']:+.2f} doublings,"
+            f" {means['tokens'] / exact['exact_tokens']:.3f} of the exact search's forward tokens\n"
         )
 
 

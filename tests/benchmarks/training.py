@@ -15,10 +15,9 @@ of medians, which is 1 or more if ours is no slower.
 
 import argparse
 import statistics
-import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +25,9 @@ import torch
 from accelerate.state import AcceleratorState
 from olmo.model import OLMo
 from olmo.optim import get_param_groups
+from torch.utils.benchmark import timer
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
-
-from leave_one_out import seconds_of
-
 from sparsity_length.cli import Stage, positive_int
 from sparsity_length.models.devices import keep_freed_memory
 from sparsity_length.text.folder import TokenizedData
@@ -59,32 +55,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--quick", action="store_true", help="20m at 64 tokens, 1,024 tokens per step, 3 steps")
 
 
-def config_of(
-    case: Case, vocabulary_size: int, tokens: int, own_overrides: Sequence[str], folder: Path
-) -> PretrainConfig:
-    """The run: its own file with another batch, and no end in sight."""
-    name, context, precision = case
-    overrides = [
-        f"train_context_length={context}",
-        f"precision={precision}",
-        "max_duration=100000",
-        f"global_train_batch_tokens={tokens}",
-        f"device_train_microbatch_tokens={tokens}",
-        "eval_context_lengths=null",
-        *own_overrides,
-    ]
-    data = TokenizedData(folder, [], np.dtype(np.uint16), vocabulary_size, 0, "0", "1")
-    config = load_config(ROOT / "olmo_configs" / f"{name}.yaml", overrides, data)
-    config.save_folder = str(folder / "run")
-    return config
-
-
-def data_of(config: PretrainConfig, folder: Path) -> TokenizedData:
-    """Random tokens: what is timed does not depend on them. What models have learnt does."""
+def data_of(folder: Path, vocabulary_size: int, tokens: int) -> TokenizedData:
+    """Random tokens of 64 steps: what is timed does not depend on them. What models have learnt does."""
     path = folder / "part-00000.npy"
-    num_tokens = 64 * config.global_train_batch_tokens
-    np.random.default_rng(0).integers(0, config.model.vocab_size, num_tokens).astype(np.uint16).tofile(path)
-    return TokenizedData(folder, [path], np.dtype(np.uint16), config.model.vocab_size, 0, "0", "1")
+    np.random.default_rng(0).integers(0, vocabulary_size, 64 * tokens).astype(np.uint16).tofile(path)
+    return TokenizedData(folder, [path], np.dtype(np.uint16), vocabulary_size, 0, "0", "1")
 
 
 def plain_loop(
@@ -123,69 +98,60 @@ def plain_loop(
     return step
 
 
-def compare(
-    case: Case,
-    vocabulary_size: int,
-    tokens_per_step: int,
-    num_steps: int,
-    own_overrides: Sequence[str],
-    folder: Path,
-) -> str:
+def compare(case: Case, arguments: argparse.Namespace, folder: Path) -> str:
     """Check, then time in turn: a line of the report; SystemExit where the losses differ.
 
-    The plain loop has the same model without `own_overrides`, so none of torch.compile. Run and tokens are
+    The plain loop has the same model without overrides, so none of torch.compile. Run and tokens are
     written to `folder`.
     """
     AcceleratorState._reset_state(reset_partial_state=True)  # one process, many precisions
-    config = config_of(case, vocabulary_size, tokens_per_step, own_overrides, folder)
-    data = data_of(config, folder)
+    name, context, precision = case
+    tokens = arguments.tokens_per_step
+    overrides = [
+        f"train_context_length={context}",
+        f"precision={precision}",
+        "max_duration=100000",
+        f"global_train_batch_tokens={tokens}",
+        f"device_train_microbatch_tokens={tokens}",
+        "eval_context_lengths=null",
+        *arguments.set,
+    ]
+    data = data_of(folder, arguments.vocabulary_size, tokens)
+    config = load_config(ROOT / "olmo_configs" / f"{name}.yaml", overrides, data)
+    config.save_folder = str(folder / "run")
     trainer = Trainer(config, data)
-    device = trainer._accelerator.device
     mixed_precision = trainer._accelerator.mixed_precision
-    plain = plain_loop(config, TrainingBatches(config, data), device)
+    plain_step = plain_loop(config, TrainingBatches(config, data), trainer._accelerator.device)
 
-    def ours(number: int) -> float:
+    def own_step(number: int) -> float:
         return trainer._train_step(number)[0]["loss_nats"]
 
+    loops = {"ours": own_step, "plain": plain_step}
     for number in range(1, CHECKED_STEPS + 1):
-        losses = ours(number), plain(number)
-        if abs(losses[0] - losses[1]) > LOSS_TOLERANCE[mixed_precision] * losses[1]:
-            raise SystemExit(f"{case}: step {number}: our loss is {losses[0]}, the plain loop's {losses[1]}")
-    loops = {"ours": ours, "plain": plain}
+        ours, plain = (loop(number) for loop in loops.values())
+        if abs(ours - plain) > LOSS_TOLERANCE[mixed_precision] * plain:
+            raise SystemExit(f"{case}: step {number}: our loss is {ours}, the plain loop's {plain}")
     seconds: dict[str, list[float]] = {name: [] for name in loops}
-    for number in range(CHECKED_STEPS + 1, CHECKED_STEPS + 1 + num_steps):
+    for number in range(CHECKED_STEPS + 1, CHECKED_STEPS + 1 + arguments.steps):
         for name in loops if number % 2 else reversed(loops):  # the one that begins changes
-            seconds[name].append(seconds_of(partial(loops[name], number), device))
-    rates = [config.global_train_batch_tokens / statistics.median(of_loop) for of_loop in seconds.values()]
+            started = timer()  # to the last kernel
+            loops[name](number)
+            seconds[name].append(timer() - started)
+    ours, plain = (tokens / statistics.median(of_loop) for of_loop in seconds.values())
     dtype = "bfloat16" if mixed_precision == "bf16" else "float32"
-    return (
-        f"{case[0]:>5} {case[1]:>7} {dtype:>9} {rates[0]:>11,.0f} {rates[1]:>11,.0f}"
-        f" {rates[0] / rates[1]:>6.3f}"
-    )
+    return f"{case[0]:>5} {context:>7} {dtype:>9} {ours:>11,.0f} {plain:>11,.0f} {ours / plain:>6.3f}"
 
 
 def main(arguments: argparse.Namespace) -> None:
     if arguments.quick:
-        arguments.configs = ["20m"]
-        arguments.contexts = [64]
-        arguments.tokens_per_step = 1024
-        arguments.steps = 3
+        quick = {"configs": ["20m"], "contexts": [64], "tokens_per_step": 1024, "steps": 3}
+        vars(arguments).update(quick)
     keep_freed_memory()  # of the process, so of the plain loop too
     print(f"{arguments.tokens_per_step:,} tokens per step; median of {arguments.steps} steps")
     print("config context     dtype  ours tok/s plain tok/s  ratio")
-    for name in arguments.configs:
-        for context in arguments.contexts:
-            for precision in arguments.precisions:
-                with tempfile.TemporaryDirectory() as folder:
-                    line = compare(
-                        (name, context, precision),
-                        arguments.vocabulary_size,
-                        arguments.tokens_per_step,
-                        arguments.steps,
-                        arguments.set,
-                        Path(folder),
-                    )
-                print(line, flush=True)
+    for case in product(arguments.configs, arguments.contexts, arguments.precisions):
+        with tempfile.TemporaryDirectory() as folder:
+            print(compare(case, arguments, Path(folder)), flush=True)
 
 
 STAGE = Stage(__doc__, add_flags, main)

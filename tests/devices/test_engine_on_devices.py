@@ -3,7 +3,7 @@
 What is compared with is computed on the CPU in float32, in other batches.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -71,14 +71,18 @@ def test_every_number_is_the_cpus(device: torch.device, name: str, make_olmo: Ma
     usable_device(str(device))
     here = contexts_of(model_on(device, name, make_olmo), 400)
     expected = contexts_of(model_on(torch.device("cpu"), name, make_olmo), 150)
-    for far, found in here.items():
-        for rule in (attention, gradient):
-            values, exact = (rule(context) for context in (found, expected[far]))
-            np.testing.assert_allclose(values, exact, rtol=0, atol=TOLERANCE, err_msg=f"{far} {rule}")
+    for far in here:
         assert np.nanstd(expected[far].influence.losses) > 50 * TOLERANCE
-        for measured in ("long_losses_T", "influence", "short", "first_additions"):
-            for values, exact in zip(getattr(found, measured), getattr(expected[far], measured), strict=True):
-                np.testing.assert_allclose(values, exact, rtol=0, atol=TOLERANCE, err_msg=measured)
+        for name, numbers in numbers_of(expected[far]).items():
+            found = numbers_of(here[far])[name]
+            np.testing.assert_allclose(found, numbers, rtol=0, atol=TOLERANCE, err_msg=f"{far} {name}")
+
+
+def numbers_of(context: FarContext) -> dict[str, np.ndarray]:
+    """Everything that is measured, losses and divergences together; and what rules see inside."""
+    names = ("long_losses_T", "influence", "short", "first_additions")
+    numbers = {name: np.array(getattr(context, name)) for name in names}
+    return numbers | {"attention": attention(context), "gradient": gradient(context)}
 
 
 LOSS_BOUND = 0.1
@@ -107,11 +111,8 @@ TINY = [
     "model.n_layers=2",
     "model.max_sequence_length=32",
     "train_context_length=16",
-    "position_scheme=pose",
-    "pose_target_length=32",
     "global_train_batch_tokens=64",
     "device_train_microbatch_tokens=32",
-    "precision=fp32",
     "max_duration=8",
     "save_interval=4",
     "scheduler.t_warmup=2",
@@ -119,16 +120,9 @@ TINY = [
     "eval_context_lengths=null",
 ]
 TASK = [*TINY_TASK, "save_interval=3", "eval_interval=6"]
+FIRST_LOSS_IN_BFLOAT16 = 2e-3
 FIRST_LOSS_OF_THE_CPU = 1e-4
 """Relative. Later steps may differ by more: an optimizer makes much of the last bits of small gradients."""
-
-
-@pytest.fixture(autouse=True)
-def accelerate_is_told_anew() -> Iterator[None]:
-    """It keeps the precision of a process' first training for all others."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture(scope="module")
@@ -138,9 +132,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> TokenizedData:
     return TokenizedData.open(write_data(tmp_path_factory.mktemp("data"), train_token_ids=[tokens]))
 
 
-def trainer_of(data: TokenizedData, folder: Path, *overrides: str) -> Trainer:
-    config = load_config(ROOT / "olmo_configs" / "tiny.yaml", [*TINY, *overrides], data)
+def trainer_of(data: TokenizedData, folder: Path, precision: str) -> Trainer:
+    config = load_config(ROOT / "olmo_configs" / "tiny.yaml", [*TINY, precision], data)
     config.save_folder = str(folder)
+    # Accelerate keeps the precision of a process' first training for all others.
+    AcceleratorState._reset_state(reset_partial_state=True)
     return Trainer(config, data)
 
 
@@ -149,37 +145,28 @@ def losses_of(trainer: Trainer, steps: range) -> list[float]:
 
 
 @on_devices
-@pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
-def test_a_resumed_training_goes_on_to_the_same_losses(
-    device: torch.device, precision: str, data: TokenizedData, tmp_path: Path
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [("fp32", FIRST_LOSS_OF_THE_CPU), ("amp_bf16", FIRST_LOSS_IN_BFLOAT16)]
+)
+def test_training_begins_with_the_loss_of_stock_olmo_on_the_cpu_and_resumes_to_the_same_losses(
+    device: torch.device, precision: str, tolerance: float, data: TokenizedData, tmp_path: Path
 ) -> None:
     trainer = trainer_of(data, tmp_path, f"precision={precision}")
     assert trainer._accelerator.device.type == device.type
-    for trainer.step in range(1, 5):
-        trainer._train_step(trainer.step)
+    stock = OLMo(trainer._config.model)
+    stock.load_state_dict({name: weight.cpu() for name, weight in trainer._olmo.state_dict().items()})
+    token_ids_BS = torch.from_numpy(TrainingBatches(trainer._config, data).batch(1)[0])
+    logits_BVS = stock(token_ids_BS).logits.detach()[:, :-1].transpose(1, 2)
+    expected = float(torch.nn.functional.cross_entropy(logits_BVS, token_ids_BS[:, 1:]))
+    assert losses_of(trainer, range(1, 5))[0] == pytest.approx(expected, rel=tolerance)
+    trainer.step = 4
     trainer._save()
-    expected = losses_of(trainer, range(5, 9))
+    later = losses_of(trainer, range(5, 9))
     resumed = trainer_of(data, tmp_path, f"precision={precision}")
     assert resumed.step == 4
     # To the byte on a CPU; a GPU's kernels may add up gradients in any order.
     tolerance = 1e-5 if device.type == "cuda" else 0
-    np.testing.assert_allclose(losses_of(resumed, range(5, 9)), expected, rtol=tolerance)
-
-
-@on_devices
-def test_the_first_loss_is_that_of_stock_olmo_on_the_cpu(
-    device: torch.device, data: TokenizedData, tmp_path: Path
-) -> None:
-    trainer = trainer_of(data, tmp_path, "position_scheme=contiguous", "pose_target_length=null")
-    assert trainer._accelerator.device.type == device.type
-    stock = OLMo(trainer._config.model)
-    stock.load_state_dict({name: weight.cpu() for name, weight in trainer._olmo.state_dict().items()})
-    batches = TrainingBatches(trainer._config, data)
-    token_ids_BS = torch.from_numpy(batches.batch(1)[0])
-    with torch.no_grad():
-        logits = stock(token_ids_BS).logits[:, :-1].flatten(0, 1)
-        expected = float(torch.nn.functional.cross_entropy(logits, token_ids_BS[:, 1:].flatten()))
-    assert losses_of(trainer, range(1, 2))[0] == pytest.approx(expected, rel=FIRST_LOSS_OF_THE_CPU)
+    np.testing.assert_allclose(losses_of(resumed, range(5, 9)), later, rtol=tolerance)
 
 
 @on_devices
@@ -187,17 +174,18 @@ def test_the_first_loss_is_that_of_stock_olmo_on_the_cpu(
 def test_task_models_train_and_answer(device: torch.device, positions: str, tmp_path: Path) -> None:
     small = ROOT / "olmo_configs" / "synthetic" / "small.yaml"
     config = load_task_config(small, TASK, task="copy", positions=positions)
-    first_losses = []
-    for where in (device, torch.device("cpu")):
-        folder = tmp_path / where.type if where is device else tmp_path / "witness"
-        folder.mkdir()
-        TaskTrainer(config, folder, where).run()
-        first_losses.append(pd.read_json(folder / "metrics.jsonl", lines=True)["loss"][0])
-    assert first_losses[0] == pytest.approx(first_losses[1], rel=FIRST_LOSS_OF_THE_CPU)
-    run = find_task_run(tmp_path / device.type, "copy")
+    cpu = torch.device("cpu")
+    for folder, where in (("here", device), ("witness", cpu)):
+        (tmp_path / folder).mkdir()
+        TaskTrainer(config, tmp_path / folder, where).run()
+    here, witness = (
+        pd.read_json(tmp_path / folder / "metrics.jsonl", lines=True) for folder in ("here", "witness")
+    )
+    assert here["loss"][0] == pytest.approx(witness["loss"][0], rel=FIRST_LOSS_OF_THE_CPU)
+    run = find_task_run(tmp_path / "here", "copy")
     examples = TASKS["copy"].draw(5, [None] * 40, np.random.default_rng(0))
     of_device, of_cpu = (
         accuracy(load_task_lm(*run, where), examples, np.random.default_rng(1), size)["synthetic_examples"]
-        for where, size in ((device, 16), (torch.device("cpu"), 40))
+        for where, size in ((device, 16), (cpu, 40))
     )
     assert (of_device["answer"] == of_cpu["answer"]).mean() > 0.9  # a tie may be broken the other way

@@ -10,26 +10,27 @@ import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from golden_run import DEFAULTS_PATH, GOLDEN_PATH, defaults, moved, run
-from test_golden import COMMANDS, ROOT, STUDIES, TABLES, VARIABLES, commands, tables
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where pytest finds the tests' own modules
+import test_golden
 
 
 def main() -> None:
     """Run everything and replace the golden numbers."""
     warnings.filterwarnings("ignore", message="register_new_resolver")  # ai2-olmo's use of OmegaConf
     with TemporaryDirectory() as folder:
-        found = run(Path(folder))
-    golden = json.loads(GOLDEN_PATH.read_text(encoding="utf-8")) if GOLDEN_PATH.exists() else {}
-    sys.stdout.write("".join(f"{phrase}\n" for phrase in moved(golden, found)) or "nothing moved\n")
-    os.chdir(ROOT)
-    os.environ.update(VARIABLES)
-    of_studies = {study.stem: commands(study) for study in STUDIES}
-    for path, content in (
-        (GOLDEN_PATH, found),
-        (DEFAULTS_PATH, defaults()),
-        (COMMANDS, of_studies),
-        (TABLES, tables()),
-    ):
+        found = test_golden.run(Path(folder))
+    golden = json.loads(test_golden.GOLDEN_PATH.read_text(encoding="utf-8"))
+    moved = test_golden.moved(golden, found)
+    sys.stdout.write("".join(f"{phrase}\n" for phrase in moved) or "nothing moved\n")
+    os.chdir(test_golden.ROOT)
+    os.environ.update(test_golden.VARIABLES)
+    made = {
+        test_golden.GOLDEN_PATH: found,
+        test_golden.DEFAULTS_PATH: test_golden.defaults(),
+        test_golden.COMMANDS: {study.stem: test_golden.commands(study) for study in test_golden.STUDIES},
+        test_golden.TABLES: test_golden.tables(),
+    }
+    for path, content in made.items():
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 from hugging_face_families import FAMILIES, VOCABULARY_SIZE, make_model, windowed
-from olmo.model import OLMo
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from olmo.model import OLMo, OLMoBlock
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sparsity_length.measuring import rules
@@ -80,13 +80,9 @@ def seen(name: str, target: int) -> torch.Tensor:
 
 
 def softmax(
-    query_HSE: torch.Tensor,
-    key_HSE: torch.Tensor,
-    scaling: float,
-    softcap: float | None,
-    sliding_window: int | None = None,
-) -> Any:
-    scores_HSS = scaling * query_HSE @ key_HSE.transpose(-1, -2)
+    query_HSE: torch.Tensor, key_HSE: torch.Tensor, softcap: float | None, sliding_window: int | None
+) -> torch.Tensor:
+    scores_HSS = query_HSE @ key_HSE.transpose(-1, -2)
     if softcap:
         scores_HSS = softcap * torch.tanh(scores_HSS / softcap)
     weights_HSS = scores_HSS.exp().tril()
@@ -95,30 +91,31 @@ def softmax(
     return weights_HSS / weights_HSS.sum(-1, keepdim=True)
 
 
+def hidden(num_rows: int) -> torch.Tensor:
+    """A mask to be added, of the rows behind each row."""
+    return torch.full((num_rows, num_rows), -1e30, dtype=torch.float64).triu(1)
+
+
 def of_olmo(make_olmo: Callable[..., OLMo]) -> Family:
-    double, stock = (make_olmo(seed=3, n_kv_heads=2) for _ in range(2))
-    double = double.double()
+    stock = make_olmo(seed=3, n_kv_heads=2).double()
 
     @torch.inference_mode()
     def losses(text_S: torch.Tensor, answer: int, gates_BS: torch.Tensor) -> np.ndarray:
-        hidden_SS = torch.full((len(text_S), len(text_S)), -1e30, dtype=torch.float64).triu(1)
-        bias_B1SS = (gates_BS.log()[:, None] + hidden_SS)[:, None]
-        logits = double(text_S.expand(len(gates_BS), -1), attention_bias=bias_B1SS).logits
+        bias_B1SS = (gates_BS.log()[:, None] + hidden(len(text_S)))[:, None]
+        logits = stock(text_S.expand(len(gates_BS), -1), attention_bias=bias_B1SS).logits
         return -logits[:, -1].double().log_softmax(-1)[:, answer].numpy()
 
+    @torch.inference_mode()
     def attention(text_S: torch.Tensor) -> list[np.ndarray]:
         layers: list[np.ndarray] = []
-        with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
-            for block in stock.transformer.blocks:
-                original = block._scaled_dot_product_attention
+        attend = OLMoBlock._scaled_dot_product_attention
 
-                def note(q: Any, k: Any, *rest: Any, original: Callable = original, **more: Any) -> Any:
-                    query = q[0] / math.sqrt(8)
-                    key = k[0].repeat_interleave(2, 0)
-                    layers.append(softmax(query, key, 1, None).numpy())
-                    return original(q, k, *rest, **more)
+        def note(block: OLMoBlock, q: torch.Tensor, k: torch.Tensor, *rest: Any, **more: Any) -> Any:
+            layers.append(softmax(q[0] / math.sqrt(8), k[0].repeat_interleave(2, 0), None, None).numpy())
+            return attend(block, q, k, *rest, **more)
 
-                patch.setattr(block, "_scaled_dot_product_attention", note)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(OLMoBlock, "_scaled_dot_product_attention", note)
             stock(text_S[None])
         return layers
 
@@ -126,26 +123,20 @@ def of_olmo(make_olmo: Callable[..., OLMo]) -> Family:
 
 
 def of_hugging_face(name: str) -> Family:
-    def make(attention: str | None = None) -> PreTrainedModel:
-        return make_model(name, 4, attention=attention)
-
-    double = make("eager").double()
-    stock = make()
+    stock = make_model(name, 4, attention="eager").double()
     layers = list[np.ndarray]()
 
-    def hidden(num_rows: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.full((num_rows, num_rows), -1e30, dtype=dtype).triu(1)
+    def logits_of(text_BS: torch.Tensor, mask_B1SS: torch.Tensor) -> torch.Tensor:
+        positions_BS = torch.arange(text_BS.shape[1]).expand(len(text_BS), -1)
+        mask = windowed(stock, mask_B1SS)
+        return stock(
+            input_ids=text_BS, position_ids=positions_BS, attention_mask=mask, use_cache=False
+        ).logits
 
     @torch.inference_mode()
     def losses(text_S: torch.Tensor, answer: int, gates_BS: torch.Tensor) -> np.ndarray:
-        batch_size, num_rows = gates_BS.shape
-        mask_B1SS = (gates_BS.log()[:, None] + hidden(num_rows, torch.float64))[:, None]
-        logits = double(
-            input_ids=text_S.expand(batch_size, -1),
-            position_ids=torch.arange(num_rows).expand(batch_size, -1),
-            attention_mask=windowed(double, mask_B1SS),
-            use_cache=False,
-        ).logits
+        mask_B1SS = (gates_BS.log()[:, None] + hidden(len(text_S)))[:, None]
+        logits = logits_of(text_S.expand(len(gates_BS), -1), mask_B1SS)
         return -logits[:, -1].log_softmax(-1)[:, answer].numpy()
 
     def witness(
@@ -162,7 +153,7 @@ def of_hugging_face(name: str) -> Family:
         num_sharing = query.shape[1] // key.shape[1]
         key, value = (shared[0].repeat_interleave(num_sharing, 0) for shared in (key, value))
         query_HSE = query[0] * (scaling or 1 / math.sqrt(query.shape[-1]))
-        weights_HSS = softmax(query_HSE, key, 1, softcap, sliding_window)
+        weights_HSS = softmax(query_HSE, key, softcap, sliding_window)
         layers.append(weights_HSS.numpy())
         return (weights_HSS @ value).transpose(0, 1)[None], None
 
@@ -172,16 +163,12 @@ def of_hugging_face(name: str) -> Family:
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(ALL_ATTENTION_FUNCTIONS, "witness", witness)
             stock.set_attn_implementation("witness")
-            stock(
-                input_ids=text_S[None],
-                position_ids=torch.arange(len(text_S))[None],
-                attention_mask=hidden(len(text_S), torch.float32)[None, None],
-                use_cache=False,
-            )
+            logits_of(text_S[None], hidden(len(text_S))[None, None])
+            stock.set_attn_implementation("eager")
         return list(layers)
 
     tolerance = TOLERANCE_AT_KINKS if name in ("opt", "nemotron") else TOLERANCE
-    return Family(HuggingFaceCausalLM(make()), losses, attention, tolerance)
+    return Family(HuggingFaceCausalLM(make_model(name, 4)), losses, attention, tolerance)
 
 
 def behind_bos(family: Family) -> Family:
@@ -211,18 +198,17 @@ def test_every_gate_gradient_and_information_is_of_finite_differences(
     monkeypatch.setattr(rules, "NUM_SAMPLED_ANSWERS", NUM_ANSWERS)
     for name, context in family.contexts().items():
         answers = rules.sampled_answers(context.predictions, NUM_ANSWERS, context.generator(2))
+        found = (
+            (-rules.gradient(context), family.tolerance),
+            (rules.gradient_divergence(context), 2 * family.tolerance),
+        )
         for index, target in enumerate(TARGETS):
-            text_S = seen(name, target)
-            num_far = target - S
-            slopes_F = family.slopes(text_S, num_far, int(CHUNKS["own"][target]))
-            squares = [family.slopes(text_S, num_far, int(drawn_T[index])) ** 2 for drawn_T in answers]
-            for found_TF, naive_F, tolerance in (
-                (-rules.gradient(context), slopes_F, family.tolerance),
-                (rules.gradient_divergence(context), np.mean(squares, axis=0), 2 * family.tolerance),
-            ):
+            ids = [int(CHUNKS["own"][target]), *(int(drawn_T[index]) for drawn_T in answers)]
+            own_F, *drawn = (family.slopes(seen(name, target), target - S, answer) for answer in ids)
+            for (values_TF, tolerance), naive_F in zip(found, (own_F, np.square(drawn).mean(0)), strict=True):
                 atol = tolerance * abs(naive_F).max()
-                np.testing.assert_allclose(found_TF[index, :num_far], naive_F, rtol=0, atol=atol)
-                assert np.isnan(found_TF[index, num_far:]).all(), (name, target)
+                np.testing.assert_allclose(values_TF[index, : target - S], naive_F, rtol=0, atol=atol)
+                assert np.isnan(values_TF[index, target - S :]).all(), (name, target)
         assert np.nanstd(rules.gradient(context)) > 0.005
 
 
@@ -231,19 +217,19 @@ def test_attention_and_rollout_are_of_the_stock_models_attention(family: Family)
         found = rules.attention(context), rules.attention_rollout(context)
         for index, target in enumerate(TARGETS):
             layers = family.attention(seen(name, target))
-            num_far = target - S
             assert len(layers) == 2
             rollout_SS = np.eye(target)
             for heads_HSS in layers:
                 rollout_SS = (0.5 * heads_HSS.mean(0) + 0.5 * np.eye(target)) @ rollout_SS
-            last_HS = np.concatenate(layers)[:, -1]
-            naive = last_HS.mean(0), rollout_SS[-1]
+            naive = np.concatenate(layers)[:, -1].mean(0), rollout_SS[-1]
             for values_TF, naive_S in zip(found, naive, strict=True):
+                num_far = target - S
                 np.testing.assert_allclose(values_TF[index, :num_far], naive_S[:num_far], atol=1e-5)
                 assert np.isnan(values_TF[index, num_far:]).all(), (name, target)
 
 
-def _gpt_oss() -> PreTrainedModel:
+def test_attention_sinks_are_counted() -> None:
+    """Loading compares losses with those of the library's attention, which has the sinks."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(
         "gpt_oss",
@@ -262,9 +248,4 @@ def _gpt_oss() -> PreTrainedModel:
     model = AutoModelForCausalLM.from_config(config).float().eval()
     for layer in model.model.layers:
         layer.self_attn.sinks.data.fill_(1.0)
-    return model
-
-
-def test_attention_sinks_are_counted() -> None:
-    """Loading compares losses with those of the library's attention, which has the sinks."""
-    as_causal_lm(_gpt_oss(), "m", 16)
+    as_causal_lm(model, "m", 16)

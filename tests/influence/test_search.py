@@ -1,82 +1,97 @@
 """Forward passes: contexts are exact, batches move last bits only, patched spans are the stock model's.
 
-The stock model has a cache of keys and values that is put together by hand.
+The stock model has a cache of keys and values that is put together by hand. What a search finds is planted.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hand_made_models import SeenTokens
-from hugging_face_families import VOCABULARY_SIZE, make_model
-from naive_predictions import naive_losses, stock_hugging_face
+from hand_made_models import EvidenceLM, SeenTokens
+from hugging_face_families import VOCABULARY_SIZE, WINDOW, make_model
+from naive_predictions import swapped
 from olmo.model import OLMo
 from transformers import DynamicCache, PreTrainedModel
 
 from sparsity_length.cli import InputError
 from sparsity_length.measuring.contexts import (
     Batching,
-    Pass,
     Rows,
     full_pass,
     hidden_states,
-    measured_contexts,
     measured_windows,
     null_contexts,
     own_context,
     read_prefix,
 )
-from sparsity_length.measuring.search import NearRows, Search, _groups, _runs, screened
+from sparsity_length.measuring.search import Search, _groups, _runs, screened
 from sparsity_length.measuring.settings import ContextLengths
 from sparsity_length.models.huggingface import HuggingFaceCausalLM
-from sparsity_length.models.interface import CausalLM, Predictions
+from sparsity_length.models.interface import Predictions
 from sparsity_length.models.olmo import OLMoCausalLM
 
 LENGTHS = ContextLengths(short_context_length=4, long_context_length=40, targets_per_chunk=6, target_stride=5)
 SPANS = np.array([[0, 5], [7, 8], [20, 30]])
+TEXTS_4L = np.random.default_rng(0).integers(1, VOCABULARY_SIZE, (4, LENGTHS.long_context_length))
+OWN, *SWAPS = TEXTS_4L
 
 
-def patched(
-    stock: PreTrainedModel, own_L: np.ndarray, other_L: np.ndarray, start: int, stop: int, span: list[int]
-) -> torch.Tensor:
+def search_in(
+    lm: Any, texts_4L: np.ndarray, lengths: ContextLengths, k: int = 1, batch_rows: int = 24
+) -> Search:
+    """The search in the first text for single tokens; the others are its swaps, the second chooses them."""
+    sequence = own_context(texts_4L[0], lengths)
+    starts = np.arange(1, texts_4L.shape[1])
+    return Search(
+        lm,
+        Batching(batch_rows),
+        sequence,
+        full_pass(lm, sequence),
+        search_swap_S=texts_4L[1],
+        trial_swaps_BS=texts_4L[2:],
+        unit_starts=starts,
+        sentence_starts=starts[:1],
+        k=k,
+        is_label_S=np.zeros(texts_4L.shape[1], dtype=bool),
+    )
+
+
+def search_of_family(family: str) -> tuple[PreTrainedModel, Search]:
+    """A stock model, and the search in a text by ours of the same weights."""
+    return make_model(family), search_in(HuggingFaceCausalLM(make_model(family)), TEXTS_4L, LENGTHS)
+
+
+def patched(stock: PreTrainedModel, start: int, stop: int, span: list[int]) -> torch.Tensor:
     """Predictions of the rows [start, stop), behind rows of which a span's are another text's: [S, V]."""
     caches = []
-    for ids_L in (own_L, other_L):
+    for ids_L in (OWN, SWAPS[0]):
         cache = DynamicCache(config=stock.config)
         stock(torch.tensor(ids_L[None, :start]), past_key_values=cache)
         caches.append(cache)
     for own, other in zip(caches[0].layers, caches[1].layers, strict=True):
         own.keys[:, :, slice(*span)] = other.keys[:, :, slice(*span)]
         own.values[:, :, slice(*span)] = other.values[:, :, slice(*span)]
-    ids = torch.tensor(own_L[None, start:stop])
-    return stock(ids, past_key_values=caches[0]).logits[0].log_softmax(-1)
+    rows = stock(torch.tensor(OWN[None, start:stop]), past_key_values=caches[0])
+    return rows.logits[0].log_softmax(-1)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "phi"])
 def test_patched_rows_are_those_of_the_stock_model(family: str) -> None:
-    stock = make_model(family)
-    model = HuggingFaceCausalLM(make_model(family))
-    own_L, other_L = np.random.default_rng(0).integers(1, VOCABULARY_SIZE, (2, LENGTHS.long_context_length))
-    sequence = own_context(own_L, LENGTHS)
-    full = full_pass(model, sequence)
-    # Both targets' near rows run together, from the first one's on.
-    queries_Q = np.array([0, 1])
-    other = read_prefix(model, other_L[:36])
-    near = NearRows(model, Batching(24), sequence, full, queries_Q, full.prefix, other)
+    """Both targets' near rows run together, from the first one's on."""
+    stock, search = search_of_family(family)
+    near = search._near(np.array([0, 1]), search.full.prefix, search.prefixes[0])
     found = near.without(SPANS)
     assert near.start == LENGTHS.num_far_tokens_T[0] and near.stop == LENGTHS.targets_T[1]
+    places_Q = LENGTHS.targets_T[:2]
     with torch.inference_mode():
+        full_QV = stock(torch.tensor(OWN[None])).logits[0, places_Q - 1].log_softmax(-1)
         for row, span in enumerate(SPANS.tolist()):
-            log_probs_SV = patched(stock, own_L, other_L, near.start, near.stop, span)
-            whole_SV = stock(torch.tensor(own_L[None, : near.stop])).logits[0].log_softmax(-1)
-            for query, target in enumerate(LENGTHS.targets_T[:2]):
-                of_V = log_probs_SV[target - 1 - near.start]
-                full_V = whole_SV[target - 1]
-                divergence = float((full_V.exp() * (full_V - of_V)).sum())
-                assert found.losses[row, query] == pytest.approx(-float(of_V[own_L[target]]), abs=2e-5)
-                assert found.divergences[row, query] == pytest.approx(divergence, abs=2e-5)
+            of_QV = patched(stock, near.start, near.stop, span)[places_Q - 1 - near.start]
+            divergences = (full_QV.exp() * (full_QV - of_QV)).sum(-1)
+            np.testing.assert_allclose(found.losses[row], -of_QV[[0, 1], OWN[places_Q]], atol=2e-5)
+            np.testing.assert_allclose(found.divergences[row], divergences, atol=2e-5)
 
 
 def test_groups_are_whole_units_of_at_most_32_tokens_if_these_are_shorter() -> None:
@@ -87,83 +102,120 @@ def test_groups_are_whole_units_of_at_most_32_tokens_if_these_are_shorter() -> N
 
 
 def test_groups_alone_are_read_behind_the_swapped_rows_before_them() -> None:
-    model = HuggingFaceCausalLM(make_model("llama"))
-    own_L, other_L = np.random.default_rng(2).integers(1, VOCABULARY_SIZE, (2, LENGTHS.long_context_length))
-    sequence = own_context(own_L, LENGTHS)
-    full = full_pass(model, sequence)
-    starts = np.array([1, 7, 12, 30])
-    none = np.zeros(len(own_L), dtype=bool)
-    search = Search(model, Batching(2048), sequence, full, other_L, other_L[None], starts, starts, 1, none)
+    _, search = search_of_family("llama")
     groups = [[1, 33], [33, int(LENGTHS.num_far_tokens_T[-1])]]
     search.__dict__["_groups_V2"] = np.array(groups)
     for start, stop in [[0, 1], *groups]:
-        expected = read_prefix(model, np.concatenate([other_L[:start], own_L[start:stop]]))
-        for of_layer, of_expected in zip(
-            search._groups_alone.keys_and_values, expected.keys_and_values, strict=True
-        ):
-            for found, wanted in zip(of_layer, of_expected, strict=True):
-                torch.testing.assert_close(
-                    found[:, :, start:stop], wanted[:, :, start:], atol=1e-5, rtol=1e-4
-                )
+        expected = read_prefix(search.model, np.append(SWAPS[0][:start], OWN[start:stop]))
+        found, wanted = (
+            [[values[:, :, start:stop] for values in layer] for layer in prefix.keys_and_values]
+            for prefix in (search._groups_alone, expected)
+        )
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "mistral_window"])
 @pytest.mark.parametrize("is_exact", [True, False])
 def test_restored_spans_are_those_of_the_stock_model(family: str, is_exact: bool) -> None:
     """Exactly, and where the swapped tokens behind a span know nothing of it."""
-    stock = make_model(family)
-    model = HuggingFaceCausalLM(make_model(family))
-    rng = np.random.default_rng(3)
-    own_L, *swaps = rng.integers(1, VOCABULARY_SIZE, (4, LENGTHS.long_context_length))
-    sequence = own_context(own_L, LENGTHS)
-    starts = np.arange(1, 36)
-    none = np.zeros(len(own_L), dtype=bool)
-    full = full_pass(model, sequence)
-    search = Search(
-        model, Batching(24), sequence, full, swaps[0], np.stack(swaps[1:]), starts, starts, 1, none
-    )
-    spans = np.array([[20, 26], [3, 4]])
+    stock, search = search_of_family(family)
     target = int(LENGTHS.targets_T[1])
-    for swap, other_L in enumerate(swaps):
-        is_own_S = np.arange(target) >= target - LENGTHS.short_context_length
-        for span in spans:
-            is_own_S[slice(*span)] = True
+    places = np.arange(target)
+    near = places >= target - LENGTHS.short_context_length
+    is_own_S = near | (places == 3) | ((places >= 20) & (places < 26))
+    is_read_S = is_own_S if not is_exact and search.model.sees_all else places >= 3
+    # The swapped text, and behind it what is read in place of a part of it.
+    positions = np.append(places, places[is_read_S])
+    sees_SS = positions <= positions[:, None]
+    sees_SS[:target, target:] = False
+    sees_SS[target:, :target] &= ~is_read_S
+    mask = torch.zeros(1, 1, *sees_SS.shape).masked_fill(~torch.tensor(sees_SS), torch.finfo().min)
+    is_beyond_SS = torch.tensor(positions[:, None] - positions >= WINDOW)
+    of_window = mask.masked_fill(is_beyond_SS, torch.finfo().min)
+    masks = {
+        "llama": mask,
+        "gemma3": {"full_attention": mask, "sliding_attention": of_window},
+        "mistral_window": of_window,
+    }
+    for swap, other_L in enumerate(SWAPS):
+        spans = np.array([[20, 26], [3, 4]])
         found = search._with(spans, swap, np.array([1]), is_exact=is_exact).log_probs_TV[0]
-        # The swapped text, and behind it what is read in place of a part of it.
-        is_read_S = is_own_S if not is_exact and model.sees_all else np.arange(target) >= 3
-        (places_R,) = np.nonzero(is_read_S)
-        ids = np.append(other_L[:target], np.where(is_own_S, own_L[:target], other_L[:target])[places_R])
-        positions = np.append(np.arange(target), places_R)
-        sees_SS = positions <= positions[:, None]
-        sees_SS[:target, target:] = False
-        sees_SS[target:, :target] &= ~is_read_S
-        mask = torch.zeros(1, 1, *sees_SS.shape).masked_fill(~torch.tensor(sees_SS), torch.finfo().min)
-        width = getattr(stock.config, "sliding_window", None)
-        if width:
-            is_near = torch.tensor(positions[:, None] - positions < width)
-            near = mask.masked_fill(~is_near, torch.finfo().min)
-            types = getattr(stock.config, "layer_types", None)
-            mask = {"full_attention": mask, "sliding_attention": near} if types else near
+        ids = np.append(other_L[:target], swapped(other_L, OWN, np.flatnonzero(is_own_S))[:target][is_read_S])
         with torch.inference_mode():
             logits = stock(
-                torch.tensor(ids[None]), position_ids=torch.tensor(positions[None]), attention_mask=mask
+                torch.tensor(ids[None]),
+                position_ids=torch.tensor(positions[None]),
+                attention_mask=masks[family],
             ).logits[0, -1]
         torch.testing.assert_close(found, logits.log_softmax(-1), atol=2e-5, rtol=1e-4)
 
 
-def test_nothing_patched_is_the_full_context_and_all_hidden_is_the_short_one() -> None:
-    stock = stock_hugging_face(make_model("llama", attention="eager"))
-    model = HuggingFaceCausalLM(make_model("llama"))
-    own_L = np.random.default_rng(1).integers(1, VOCABULARY_SIZE, LENGTHS.long_context_length)
-    sequence = own_context(own_L, LENGTHS)
-    full = full_pass(model, sequence)
-    near = NearRows(model, Batching(2048), sequence, full, np.array([1]), full.prefix, None)
-    all_and_nothing = np.array([np.ones(near.start, bool), np.zeros(near.start, bool)])
-    found = near.measured(all_and_nothing)
-    target = LENGTHS.targets_T[1]
-    cases = [(own_L, range(target)), (own_L, range(target - 4, target))]
-    np.testing.assert_allclose(found.losses[:, 0], naive_losses(stock, target, cases), atol=2e-5)
-    assert found.divergences[0, 0] == pytest.approx(0, abs=1e-6)
+def planted_search(planted: dict[int, int], logit_of: Callable[[Set[int]], float], k: int) -> Search:
+    """The search for what the last of 96 tokens depends on, in a model that knows an answer."""
+    texts_4L = np.full((4, 97), 2)
+    texts_4L[0] = 1
+    texts_4L[0, [*planted]] = [*planted.values()]
+    texts_4L[0, -1] = 3
+    lengths = ContextLengths(short_context_length=16, long_context_length=97, targets_per_chunk=1)
+    return search_in(EvidenceLM(16, 3, logit_of), texts_4L, lengths, k, batch_rows=256)
+
+
+@pytest.mark.parametrize(
+    ("planted", "logit_of", "sources"),
+    [
+        ({63: 5}, lambda seen: 4.0 * (5 in seen), [63]),
+        # Neither helps without the other.
+        ({11: 5, 63: 7}, lambda seen: 6.0 * ({5, 7} <= seen), [11, 63]),
+        ({11: 5, 63: 7}, lambda seen: 3.0 * len(seen & {5, 7}), [11, 63]),
+        # Neither is missed while the other is there; one suffices, and the nearer is kept.
+        ({11: 5, 63: 7}, lambda seen: 6.0 * bool({5, 7} & seen), [63]),
+    ],
+    ids=["one", "together", "sum", "redundant"],
+)
+def test_planted_sources_are_found(
+    planted: dict[int, int], logit_of: Callable[[Set[int]], float], sources: list[int]
+) -> None:
+    search = planted_search(planted, logit_of, k=4)
+    found = search.run(0)
+    assert sorted(found.spans_K2.tolist()) == [[place, place + 1] for place in sources]
+    left, total = (
+        [search.effect_of([one], np.array([0])) for one in predictions]
+        for predictions in (found.with_sources, found.without)
+    )
+    assert max(map(abs, left)) < 1e-6 < min(total)
+    assert found.remaining_K[-1] == pytest.approx(0, abs=1e-6)
+    # What swapping one alone does: all, or a part; of the redundant one nothing.
+    least = -1e-6 if len(planted) > len(sources) else 0.1
+    assert found.effects_K.min() > least and (found.effects_K.max() < 1e-6) == (least < 0)
+
+
+def test_a_source_is_what_is_needed_together() -> None:
+    """Three tokens in a row that say something together, across two groups, and one elsewhere."""
+    planted = {11: 5, 42: 6, 43: 7, 44: 8}
+    search = planted_search(planted, lambda seen: 4.0 * (5 in seen) + 6.0 * ({6, 7, 8} <= seen), k=3)
+    assert 43 in search._groups_V2[:, 0]
+    assert search.run(0).spans_K2.tolist() == [[42, 45], [11, 12]]
+
+
+def test_behind_labels_alone_there_is_no_source_and_many_may_be_asked_for() -> None:
+    """A short chat may have nothing distant but what the template wrote."""
+    planted = {place: 4 + place // 8 for place in range(8, 80, 8)}  # nine tokens, each elsewhere
+    search = planted_search(planted, lambda seen: 6.0 * ({*planted.values()} <= seen), k=9)
+    assert sorted(search.run(0).spans_K2[:, 0].tolist()) == [*planted]
+    search.is_label_S[:] = True
+    found = search.run(0)
+    assert found.spans_K2.shape == (0, 2) and len(found.effects_K) == 0
+    left, total = (search.effect_of(of, np.array([0])) for of in (found.with_sources, found.without))
+    assert total == pytest.approx(left) and left > 0.1
+
+
+def test_what_remains_is_a_mean_over_the_trials_alone() -> None:
+    """One trial's text holds what the sources say, the other and the search's do not."""
+    search = planted_search({11: 5, 63: 7}, lambda seen: 3.0 * len(seen & {5, 7}), k=2)
+    search.trial_swaps_BS[0, 30:32] = [5, 7]
+    whole, half = (np.exp(logit) / (np.exp(logit) + 15) for logit in (6, 3))
+    divergence_of_one = whole * np.log(whole / half) + (1 - whole) * np.log((1 - whole) / (1 - half))
+    assert search.run(0).remaining_K == pytest.approx([divergence_of_one / 2, 0], abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -175,8 +227,7 @@ def test_nothing_patched_is_the_full_context_and_all_hidden_is_the_short_one() -
     ],
 )
 def test_neighbors_share_near_rows(lengths: tuple[int, int, int, int], sizes: list[int]) -> None:
-    sequence = own_context(np.zeros(lengths[1], dtype=np.int64), ContextLengths(*lengths))
-    runs = _runs(sequence)
+    runs = _runs(own_context(np.zeros(lengths[1], dtype=np.int64), ContextLengths(*lengths)))
     assert [len(run) for run in runs] == sizes
     assert np.concatenate(runs).tolist() == [*range(sum(sizes))]
 
@@ -188,8 +239,7 @@ def test_groups_are_split_down_to_the_units_that_matter() -> None:
     """
     edges_E = np.arange(0, 402, 2)
     weights_C2F = np.zeros((2, 2, 400))
-    weights_C2F[1, 0, 60] = 3.0
-    weights_C2F[1, 1, 311] = 3.0
+    weights_C2F[1, [0, 1], [60, 311]] = 3.0
     weights_C2F[0, :, [20, 130, 200, 390]] = 9.0
     asked: list[int] = []
 
@@ -198,21 +248,18 @@ def test_groups_are_split_down_to_the_units_that_matter() -> None:
         return np.stack([weights_C2F[:, :, start:end].sum(-1) for start, end in spans_V2], axis=1)
 
     spans_V2, effects_CVT = screened(effects, edges_E, 2)
-    assert spans_V2[0, 0] == 0 and spans_V2[-1, 1] == 400
-    assert (spans_V2[1:, 0] == spans_V2[:-1, 1]).all()
+    assert [0, *spans_V2[:, 1]] == [*spans_V2[:, 0], 400]
     largest = spans_V2[effects_CVT[1].argmax(axis=0)].tolist()
     assert largest == [[60, 62], [310, 312]] and effects_CVT[1].max(axis=0).tolist() == [3.0, 3.0]
     # 13 groups of 32 tokens, of which two are split in four, two of the parts again, and pairs of words.
     assert asked[:3] == [13, 8, 8] and sum(asked) < 40
 
 
-def test_targets_and_far_contexts_of_ten_tokens() -> None:
-    lengths = ContextLengths(short_context_length=2, long_context_length=10, targets_per_chunk=3)
-    assert lengths.targets_T.tolist() == [7, 8, 9]
-    assert lengths.num_far_tokens_T.tolist() == [5, 6, 7]  # distant contexts [0, 5), [0, 6), [0, 7)
-    for short_context_length in (7, 9):
-        with pytest.raises(InputError, match="leaves no distant context"):
-            ContextLengths(short_context_length, 10, 3)
+@pytest.mark.parametrize("short_context_length", [7, 9])
+def test_every_target_has_a_distant_context(short_context_length: int) -> None:
+    """Before the first target of three in ten tokens stand seven."""
+    with pytest.raises(InputError, match="leaves no distant context"):
+        ContextLengths(short_context_length, 10, 3)
 
 
 def test_sequences_that_start_together_share_a_batch() -> None:
@@ -236,25 +283,12 @@ def test_windows_of_a_null_take_about_the_rows_of_the_other_document(
     assert [len(one.query_rows_T) for one in packed] == sizes
 
 
-def test_windows_hold_exactly_the_tokens_before_the_target() -> None:
+def test_windows_hold_exactly_the_tokens_before_the_target_in_their_places() -> None:
     seen = SeenTokens()
-    chunk = np.array([10, 11, 12, 13, 14, 15, 16, 17])
-    window_losses(seen, chunk, np.array([5, 7]), 3, Batching(6))
-    assert seen.batches == [([[12, 13, 14], [14, 15, 16]], [[2, 3, 4], [4, 5, 6]])]
-    window_losses(seen, chunk, np.array([5, 6, 7]), 3, Batching(8))
-    assert [len(tokens) for tokens, _ in seen.batches[1:]] == [2, 1]
-
-
-def test_the_row_before_the_target_predicts_it() -> None:
-    # The model says each token again, so the loss is 0 where the target repeats the token before it.
-    chunk = np.array([1, 1, 2, 2, 3, 4])
-    losses_T = long_context_losses(SeenTokens(), chunk, np.array([1, 2, 3, 4, 5]))
-    assert losses_T.tolist() == [0, 100, 0, 100, 100]
-    assert window_losses(SeenTokens(), chunk, np.array([3, 4]), 2, Batching(100)).tolist() == [0, 100]
-    rows = Rows(np.array([[1, 2], [2, 1]]), np.array([[0, 4], [0, 4]]), None, np.array([[1], [1]]))
-    contexts = Pass(rows, np.array([[2], [2]]), np.array([[0], [0]]))
-    measured = measured_contexts(SeenTokens(), Batching(100), any_reference(SeenTokens(), 1), contexts)
-    assert measured.losses.tolist() == [[0], [100]]
+    reference = Predictions.of(torch.zeros(3, seen.vocabulary_size))
+    measured_windows(seen, np.arange(10, 18), np.array([5, 6, 7]), 3, Batching(8), reference)
+    two = [[12, 13, 14], [13, 14, 15]], [[2, 3, 4], [3, 4, 5]]
+    assert seen.batches == [two, ([[14, 15, 16]], [[4, 5, 6]])]
 
 
 class LittleMemory(OLMoCausalLM):
@@ -282,25 +316,3 @@ def test_a_batch_without_room_runs_in_halves_to_the_same_bits(make_olmo: Callabl
     lm.room = 299  # fewer than 256 query rows would have other bits
     with pytest.raises(torch.OutOfMemoryError):
         hidden_states(lm, rows)
-
-
-def any_reference(model: CausalLM, num_targets: int) -> Predictions:
-    """Predictions that find all tokens equally likely: how far others are from them is not looked at."""
-    return Predictions.of(torch.zeros(num_targets, model.vocabulary_size))
-
-
-def window_losses(
-    model: CausalLM, chunk_L: np.ndarray, targets_T: np.ndarray, context_length: int, batching: Batching
-) -> np.ndarray:
-    """loss(t | exactly the `context_length` tokens before t): float32 [T], nats."""
-    reference = any_reference(model, len(targets_T))
-    return measured_windows(model, chunk_L, targets_T, context_length, batching, reference).losses
-
-
-def long_context_losses(model: CausalLM, chunk_L: np.ndarray, targets_T: np.ndarray) -> np.ndarray:
-    """loss(t | everything before t in the chunk), all targets in one pass: float32 [T], nats."""
-    tokens_L = torch.as_tensor(chunk_L)
-    rows_T = torch.as_tensor(targets_T - 1)
-    rows_S = torch.arange(len(chunk_L) - 1)
-    hidden_1TD = model.hidden_states(tokens_L[None, :-1], rows_S[None], None, rows_T[None])
-    return Predictions.of(model.logits(hidden_1TD[0])).losses(chunk_L[targets_T])

@@ -10,14 +10,11 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from measured_documents import DOCUMENTS, LENGTH_LOSSES, command_line, contents, measure, write_checkpoint
+from measured_documents import DOCUMENTS, Typed, command_line, contents, measure, word_level, write_checkpoint
 from olmo.model import OLMo
 from sparsity_length.programs import evaluate_tokens, influential_tokens, loss_differences
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 
 from sparsity_length.cli import InputError
-from sparsity_length.measuring import stage
 from sparsity_length.measuring import stage as evaluate_checkpoints
 from sparsity_length.models.devices import device_of_this_process
 from sparsity_length.results.files import Task
@@ -55,40 +52,37 @@ def test_a_killed_run_of_three_documents_keeps_the_first(folder: Path) -> None:
     assert contents(results) == whole
 
 
-def test_other_weights_under_the_same_name_are_refused(folder: Path, make_olmo: Callable[..., OLMo]) -> None:
-    measure(loss_differences, folder, *LENGTH_LOSSES)
-    write_checkpoint(folder / "run", make_olmo(seed=2))
-    with pytest.raises(
-        InputError, match="length_losses of model 'run' made with other settings: inputs.checkpoint was"
-    ):
-        measure(loss_differences, folder, *LENGTH_LOSSES)
-
-
-def test_complete_results_are_not_computed_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measure(influential_tokens, folder)
-    before = {path: path.stat().st_mtime_ns for path in (folder / "results").rglob("*")}
-
-    monkeypatch.setattr(evaluate_checkpoints, "GivenModel", None)  # no model is loaded
-    measure(influential_tokens, folder)
-    assert before == {path: path.stat().st_mtime_ns for path in (folder / "results").rglob("*")}
-
-
 ONE_DOCUMENT = ["--documents-per-shard", "1"]
 
 
-def task_of(index: int, count: int) -> list[str]:
-    return ["--task-index", str(index), "--num-tasks", str(count)]
+def test_complete_results_are_not_computed_again(
+    measurable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure(loss_differences, measurable, "--results", tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    monkeypatch.setattr(evaluate_checkpoints, "GivenModel", None)  # no model is loaded
+    measure(loss_differences, measurable, "--results", tmp_path)
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
 
 
-@pytest.mark.parametrize("stage", [loss_differences, influential_tokens])
-def test_tasks_in_any_order_write_the_bytes_of_one(
-    stage: ModuleType, measurable: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("stage", "tasks"),
+    [
+        # Of three documents: the task 3 has nothing to do.
+        (loss_differences, "3-of-4 1-of-4 0-of-4 2-of-4"),
+        (influential_tokens, "3-of-4 1-of-4 0-of-4 2-of-4"),
+        (loss_differences, "1-of-2 1-of-3 0-of-1"),
+    ],
+)
+def test_tasks_in_any_order_and_number_write_the_bytes_of_one(
+    stage: ModuleType, tasks: str, measurable: Path, tmp_path: Path
 ) -> None:
     whole = contents(measure(stage, measurable, *ONE_DOCUMENT, "--results", tmp_path / "whole"))
-    split = tmp_path / "split"
-    for index in (3, 1, 0, 2):  # of three documents: the task 3 has nothing to do
-        measure(stage, measurable, *ONE_DOCUMENT, "--results", split, *task_of(index, 4))
-    assert contents(split) == whole
+    for task in tasks.split():
+        index, _, number = task.partition("-of-")
+        words = ["--results", tmp_path / "split", "--task-index", index, "--num-tasks", number]
+        measure(stage, measurable, *ONE_DOCUMENT, *words)
+    assert contents(tmp_path / "split") == whole
 
 
 @pytest.mark.slow
@@ -119,31 +113,28 @@ def test_processes_under_a_launcher_write_the_bytes_of_one(
     assert contents(tmp_path / "split") == whole
 
 
-def test_each_process_has_its_shards_and_its_own_gpu(
-    measurable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_process_has_its_own_gpu_and_share(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device_of_this_process("cuda") == "cuda"
     for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    results = measure(loss_differences, measurable, *ONE_DOCUMENT, "--results", tmp_path)
-    written = [path.name for path in results.rglob("*.parquet")]
-    assert written == ["00001-of-00003.parquet"]
     assert [device_of_this_process(name) for name in ("cuda", "cuda:3", "cpu")] == ["cuda:1", "cuda:3", "cpu"]
     # Of two tasks with two processes each, the second processes have the last two of four shares.
-    assert [stage._share_of(Task(index, 2)) for index in range(2)] == [Task(2, 4), Task(3, 4)]
+    assert [evaluate_checkpoints._share_of(Task(index, 2)) for index in range(2)] == [Task(2, 4), Task(3, 4)]
 
 
 @pytest.mark.parametrize(
-    ("variables", "share"),
+    ("variables", "shards", "said"),
     [
-        ("RANK=0 WORLD_SIZE=2", "share 1 of 2 alone is measured here, as RANK and WORLD_SIZE"),
-        ("WORLD_SIZE=1", None),
-        ("RANK=0", None),
+        ("RANK=0 WORLD_SIZE=2", [0, 2], "share 1 of 2 alone is measured here, as RANK and WORLD_SIZE"),
+        ("RANK=1 LOCAL_RANK=1 WORLD_SIZE=2", [1], "share 2 of 2 alone is measured here"),
+        ("WORLD_SIZE=1", [0, 1, 2], ""),
+        ("RANK=0", [0, 1, 2], ""),
     ],
 )
-def test_a_share_is_named_by_what_says_so(
+def test_a_share_is_measured_and_named_by_what_says_so(
     variables: str,
-    share: str | None,
+    shards: list[int],
+    said: str,
     measurable: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -153,8 +144,9 @@ def test_a_share_is_named_by_what_says_so(
     for variable in variables.split():
         monkeypatch.setenv(*variable.split("="))
     measure(loss_differences, measurable, *ONE_DOCUMENT, "--results", tmp_path)
-    assert len(list(tmp_path.rglob("*.parquet"))) == (2 if share else 3)
-    assert (share or "") in caplog.text and ("alone" in caplog.text) == (share is not None)
+    written = sorted(path.name for path in tmp_path.rglob("*.parquet"))
+    assert written == [f"{shard:05d}-of-00003.parquet" for shard in shards]
+    assert said in caplog.text and ("alone" in caplog.text) == bool(said)
 
 
 @pytest.mark.parametrize(
@@ -180,65 +172,46 @@ def test_variables_that_do_not_fit_are_refused(
         train(tmp_path, lambda: pytest.fail("it began"))
 
 
-def test_the_rest_can_be_done_in_other_tasks(measurable: Path, tmp_path: Path) -> None:
-    flags = [*ONE_DOCUMENT, "--results", tmp_path / "split"]
-    measure(loss_differences, measurable, *flags, *task_of(1, 2))
-    measure(loss_differences, measurable, *flags, *task_of(1, 3))
-    measure(loss_differences, measurable, *flags)
-    whole = measure(loss_differences, measurable, *ONE_DOCUMENT, "--results", tmp_path / "whole")
-    assert contents(tmp_path / "split") == contents(whole)
-
-
-def test_status_counts_what_is_there(
-    measurable: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = [*ONE_DOCUMENT, "--results", tmp_path / "results"]
-    measure(loss_differences, measurable, *flags, *task_of(1, 2))
-    with pytest.raises(SystemExit) as stopped:
-        measure(loss_differences, measurable, *flags, "--status")
-    assert stopped.value.code == 1 and "has 1 of 3 shards" in capsys.readouterr().out
+def test_status_counts_what_is_there(measurable: Path, tmp_path: Path, typed: Typed) -> None:
     stage = loss_differences.STAGE
-    arguments = stage.parse(command_line(loss_differences, measurable, *flags))
-    assert len(stage.left(arguments)) == 1  # of one model
-    stage.run(arguments)
-    assert stage.left(arguments) == []
-    with pytest.raises(SystemExit) as stopped:
-        measure(loss_differences, measurable, *flags, "--status")
-    assert stopped.value.code == 0 and "has 3 of 3 shards" in capsys.readouterr().out
+    words = command_line(loss_differences, measurable, *ONE_DOCUMENT, "--results", str(tmp_path))
+    stage([*words, "--task-index", "1", "--num-tasks", "2"])
+    code, said, _ = typed(stage.main, "stage.py", *words, "--status")
+    assert code == 1 and "has 1 of 3 shards" in said
+    assert len(stage.left(stage.parse(words))) == 1  # of one model
+    stage(words)
+    assert stage.left(stage.parse(words)) == []
+    code, said, _ = typed(stage.main, "stage.py", *words, "--status")
+    assert code == 0 and "has 3 of 3 shards" in said
     with pytest.raises(InputError, match="made with other settings"):
-        stage.left(stage.parse(command_line(loss_differences, measurable, *flags, "--target-stride", "2")))
-
-
-def refused(stage: ModuleType, folder: Path, *flags: str) -> str:
-    """The sentence that a stage refuses with, nothing being written."""
-    with pytest.raises(InputError) as error:
-        measure(stage, folder, *flags)
-    assert contents(folder / "results") == {}
-    return str(error.value)
+        stage.left(stage.parse([*words, "--target-stride", "2"]))
 
 
 def test_a_model_beside_it_of_another_tokenizer(folder: Path, make_olmo: Callable[..., OLMo]) -> None:
     step = write_checkpoint(folder / "other-run", make_olmo(seed=1)) / "step20-unsharded"
-    words = {f"w{(index + 1) % 48}": index for index in range(48)}
-    Tokenizer(WordLevel(words, unk_token="w1")).save(str(step / "tokenizer.json"))
-    sentence = refused(loss_differences, folder, "--checkpoints", str(folder / "other-run"))
-    assert f"is another tokenizer than that of other-run, the tokenizer {step}/tokenizer.json" in sentence
+    word_level(*(f"w{(index + 1) % 48}" for index in range(48)), unk_token="w1").save(
+        str(step / "tokenizer.json")
+    )
+    sentence = f"is another tokenizer than that of other-run, the tokenizer {step}/tokenizer.json"
+    with pytest.raises(InputError, match=sentence):
+        measure(loss_differences, folder, "--checkpoints", str(folder / "other-run"))
+    assert contents(folder / "results") == {}
 
 
 def test_another_model_of_one_name_in_one_results_folder(
     folder: Path, make_olmo: Callable[..., OLMo]
 ) -> None:
-    for seed, name in enumerate(("a/evaluator", "b/evaluator", "elsewhere/run")):
+    words = ["--max-documents", "2", "--rules", "recency"]
+    tried = ["--choices", str(measure(influential_tokens, folder, *words)), "--checkpoints"]
+    for seed, name in enumerate(("a/evaluator", "b/evaluator", "run")):
         write_checkpoint(folder / name, make_olmo(seed=seed))
-    choices = measure(influential_tokens, folder, "--max-documents", "2")
-    tried = ["--choices", str(choices), "--checkpoints"]
     measure(evaluate_tokens, folder, *tried, f"{folder}/a/evaluator")
-    for program, words, of_input, now in (
-        (evaluate_tokens, tried, "evaluator", "b/evaluator"),
-        (influential_tokens, ["--max-documents", "2", "--checkpoints"], "checkpoint", "elsewhere/run"),
+    for program, again, of_input in (
+        (evaluate_tokens, [*tried, f"{folder}/b/evaluator"], "evaluator"),
+        (influential_tokens, words, "checkpoint"),
     ):
         with pytest.raises(InputError, match=rf"inputs\.{of_input} was '\w+', now '\w+'"):
-            measure(program, folder, *words, f"{folder}/{now}")
+            measure(program, folder, *again)
 
 
 def test_what_is_no_number_is_told_with_the_model_that_gave_it(
@@ -250,8 +223,7 @@ def test_what_is_no_number_is_told_with_the_model_that_gave_it(
     position = next(place for place in range(20, 12, -1) if np.sum(tokens[:24] == tokens[place]) == 1)
     model.transformer.wte.weight.data[int(tokens[position])] = float("nan")
     write_checkpoint(folder / "broken", model)
-    sentence = refused(
-        loss_differences, folder, "--max-documents", "2", "--checkpoints", str(folder / "broken")
-    )
-    assert sentence.startswith("model 'broken' gives the token at position 21 of document 00000000000000aa")
-    assert "a loss of nan" in sentence
+    sentence = "model 'broken' gives the token at position 21 of document 00000000000000aa a loss of nan"
+    with pytest.raises(InputError, match=f"^{sentence}"):
+        measure(loss_differences, folder, "--max-documents", "2", "--checkpoints", str(folder / "broken"))
+    assert contents(folder / "results") == {}

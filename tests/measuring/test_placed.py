@@ -27,15 +27,15 @@ def test_equal_to_stock_models_one_context_at_a_time(
     lm = HuggingFaceCausalLM(make_model(family, seed=4))
     targets_T = np.array([24, 26, 28])
 
+    @torch.inference_mode()
     def log_probs(tokens: np.ndarray, position_ids: np.ndarray) -> np.ndarray:
         hidden = torch.ones(len(tokens), len(tokens)).triu(1) * torch.finfo(torch.float32).min
-        with torch.inference_mode():
-            logits = stock(
-                input_ids=torch.as_tensor(tokens)[None],
-                position_ids=torch.as_tensor(position_ids)[None],
-                attention_mask=hidden[None, None],
-                use_cache=False,
-            ).logits
+        logits = stock(
+            input_ids=torch.as_tensor(tokens)[None],
+            position_ids=torch.as_tensor(position_ids)[None],
+            attention_mask=hidden[None, None],
+            use_cache=False,
+        ).logits
         return logits[0, -1].double().log_softmax(-1).numpy()
 
     # The last target is what the model expects, so that one is its top prediction.
@@ -66,31 +66,28 @@ def test_equal_to_stock_models_one_context_at_a_time(
     for name, document_id, target, loss, kl, is_top, entropy in rows:
         start = targets_T[-1] - num_near if are_shared else target - num_near
         own = text[start:target]
-        alone = log_probs(own, np.arange(len(own)))
         # The whole text before the target, as any user of the model reads it.
-        reference = alone if compared_with == "near" else log_probs(text[:target], np.arange(target))
+        full = log_probs(text[:target], np.arange(target))
+        alone = log_probs(own, np.arange(len(own)))
+        reference = alone if compared_with == "near" else full
         if name == "near":
             expected = alone
             assert entropy == pytest.approx(-(np.exp(reference) * reference).sum(), abs=1e-5)
         elif (placement := Placement.parse(name)).kind == "last":
             expected = log_probs(own[-2:], np.arange(2))
         else:
-            number = placement.num_distant or start
             is_own = placement.kind == "own"
+            number = placement.num_distant or start
+            span = placement.span or start
             distant = text[start - number : start] if is_own else OTHER[:number]
-            ids = np.concatenate(
-                [
-                    distant_ids(number, placement.span or start),
-                    (placement.span or start) + placement.gap + np.arange(len(own)),
-                ]
-            )
-            expected = log_probs(np.concatenate([distant, own]), ids)
+            ids = [*distant_ids(number, span), *(span + placement.gap + np.arange(len(own)))]
+            expected = log_probs(np.concatenate([distant, own]), np.array(ids))
             assert (document_id is None) == is_own
         assert loss == pytest.approx(-expected[text[target]], abs=2e-5)
         assert is_top == (expected.argmax() == text[target])
         assert kl == pytest.approx((np.exp(reference) * (reference - expected)).sum(), abs=2e-5)
         if name == "own:all":  # a gap of 0 is the plain full context
-            assert loss == pytest.approx(-log_probs(text[:target], np.arange(target))[text[target]], abs=2e-5)
+            assert loss == pytest.approx(-full[text[target]], abs=2e-5)
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,8 @@ def test_yarn_is_that_of_the_stock_model(family: str, parameters: dict[str, Any]
 
 
 def test_stair_positions_by_hand() -> None:
-    near, far = 4, 3
     stair = RopeScaling.parse("stair:4:3")
-    assert stair == Stair(near, far) and str(stair) == "stair:4:3"
+    assert stair == Stair(4, 3) and str(stair) == "stair:4:3"
     query, keys = stair.far_ids(torch.tensor([11]), torch.arange(8))
     assert (query - keys).tolist() == [6, 6, 6, 5, 5, 5, 4, 4]
 
@@ -151,36 +150,25 @@ def test_olmo_and_models_in_memory_are_refused(tmp_path: Path, make_olmo: Callab
 
 def test_the_library_scales_a_model_that_it_loads(tmp_path: Path) -> None:
     make_model("llama").save_pretrained(tmp_path)
-    parameters = {"rope_theta": 1e4, **YARN}
-    stock = AutoModelForCausalLM.from_pretrained(tmp_path, rope_parameters=parameters)
-    with torch.inference_mode():
-        log_probs = stock(TOKENS).logits[0, :-1].log_softmax(-1)
-    expected = -log_probs.gather(-1, TOKENS[0, 1:, None])[:, 0].numpy()
-    words = word_tokenizer()
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path, rope_parameters={"rope_theta": 1e4, **YARN})
+    words = {"tokenizer": word_tokenizer(), "short_context_length": 4}
     text = TOKENS[0].tolist()
-    found = losses(text, tmp_path, words, short_context_length=4, rope="yarn:2")
-    np.testing.assert_allclose(found["long_context_loss"][5:], expected[4:], atol=2e-5)
-    plain = losses(text, tmp_path, words, short_context_length=4)
-    assert (plain["long_context_loss"] - found["long_context_loss"]).abs().max() > 1e-3
-    few = influential_tokens(
-        text, tmp_path, words, short_context_length=4, k=1, rule="recency", ablation="mask", rope="yarn:2"
-    )
-    np.testing.assert_allclose(few["long_context_loss"], expected[few["position"] - 1], atol=2e-5)
-    with pytest.raises(InputError, match="rope changes a model that is loaded here"):
-        losses(text, make_model("llama"), words, rope="yarn:2")
+    expected, plain = (losses(text, model, **words)["long_context_loss"] for model in (stock, tmp_path))
+    found = losses(text, tmp_path, **words, rope="yarn:2")["long_context_loss"]
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+    assert (plain - found).abs().max() > 1e-3
+    rules = {"k": 1, "rule": "recency", "ablation": "mask"}
+    few = influential_tokens(text, tmp_path, **words, **rules, rope="yarn:2")
+    np.testing.assert_allclose(few["long_context_loss"], expected[few["position"]], atol=2e-5)
 
 
 def test_results_record_it_and_are_not_mixed(tmp_path: Path) -> None:
     write_data(tmp_path / "data")
     make_model("llama").save_pretrained(tmp_path / "llama")
-    flags = ["--checkpoints", tmp_path / "llama", "--results"]
-    recorded = {}
-    for name, rope in {"stair": "stair:4:3", "yarn": "yarn:2.0", "plain": None}.items():
-        words = [*flags, tmp_path / name, *(["--rope", rope] if rope else [])]
-        made_by = Results(measure(loss_differences, tmp_path, *words)).made_by("loss_differences")
-        recorded[name] = made_by["llama"]["settings"].get("rope")
-    assert recorded == {"stair": "stair:4:3", "yarn": "yarn:2", "plain": None}
-    before = contents(tmp_path / "yarn")
+    flags = ["--checkpoints", tmp_path / "llama"]
+    results = Results(measure(loss_differences, tmp_path, *flags, "--rope", "yarn:2.0"))
+    assert results.made_by("loss_differences")["llama"]["settings"]["rope"] == "yarn:2"
+    before = contents(tmp_path / "results")
     with pytest.raises(InputError, match="settings.rope was 'yarn:2', now None"):
-        measure(loss_differences, tmp_path, *flags, tmp_path / "yarn")
-    assert contents(tmp_path / "yarn") == before
+        measure(loss_differences, tmp_path, *flags)
+    assert contents(tmp_path / "results") == before

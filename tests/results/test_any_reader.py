@@ -1,7 +1,6 @@
 """Any reader of Parquet opens a table by its folder alone, with all rows and the whole names of models."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -12,14 +11,12 @@ import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
-from measured_documents import measure, write_checkpoint, write_data
-from olmo.model import OLMo
-from sparsity_length.programs import evaluate_tokens, influential_tokens, loss_differences
+from measured_documents import measure
+from sparsity_length.programs import influential_tokens, loss_differences
 
-from sparsity_length.measuring import stage
-from sparsity_length.models.load import find_model
 from sparsity_length.results.read import Results
 from sparsity_length.results.schemas import SCHEMAS
+from sparsity_length.results.write import StageOutput
 
 NAMES = ["001", "a=b", "b%20c", "org/name", "org-name", "模型", "_x-test [1]"]
 TABLES = [
@@ -49,20 +46,24 @@ READERS: dict[str, Callable[[Path], pa.Table]] = {
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., OLMo]) -> Path:
-    """Each model measured and chose, and each other tried what the first chose; in one folder."""
+def results(measurable: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows of a model under each name, and with each other as evaluator of the first; in one folder."""
     folder = tmp_path_factory.mktemp("any_reader")
-    write_data(folder / "data")
-    checkpoints = [str(write_checkpoint(folder / str(place), make_olmo())) for place in range(len(NAMES))]
-    with pytest.MonkeyPatch.context() as patch:
-        # Some of the names are none that a folder can have.
-        patch.setattr(
-            stage, "find_model", lambda word, _: replace(find_model(word), name=NAMES[int(word[-1])])
-        )
-        measure(loss_differences, folder, "--checkpoints", *checkpoints)
-        measure(influential_tokens, folder, "--checkpoints", *checkpoints)
-        choices = ["--choices", str(folder / "results"), "--choices-of", NAMES[0]]
-        measure(evaluate_tokens, folder, *choices, "--checkpoints", *checkpoints[1:])
+    for stage in (loss_differences, influential_tokens):
+        measure(stage, measurable, "--results", folder / "measured")
+    measured = Results(folder / "measured")
+    tables = {table: measured.dataset(table).to_table().to_pydict() for table in measured.tables}
+    rows = {
+        table: {name: columns[name] for name in columns.keys() - {"model", "evaluator"}}
+        for table, columns in tables.items()
+    }
+    of_evaluators = {table: rows[table] for table in ("sparse_context_losses", "dependency_sparsity")}
+    for stage, written, models in [
+        *(("influential_tokens", rows, {"model": name}) for name in NAMES),
+        *(("evaluate_tokens", of_evaluators, {"model": NAMES[0], "evaluator": name}) for name in NAMES[1:]),
+    ]:
+        output = StageOutput(folder / "results", stage, **models, settings={}, inputs={}, num_shards=1)
+        output.write_shard(0, written.items())
     return folder / "results"
 
 

@@ -1,11 +1,10 @@
 """Shards are whole or absent, never mixed; damage is not read; outputs stay; intervals cover the truth."""
 
 import os
+import re
 import shutil
 import signal
 import socket
-import stat
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,8 @@ SETTINGS = {"short_context_length": 16, "rules": ["leave_one_out"]}
 INPUTS = {"checkpoint": "aa", "documents": "bb"}
 FIRST = "00000-of-00002"
 SECOND = "00001-of-00002"
+MARKS = "_stages/length_losses/a"
+SHARDS = "length_losses/a"
 SQL = "SELECT model, mean_loss FROM length_losses ORDER BY model, mean_loss"
 
 
@@ -48,14 +49,6 @@ def results(tmp_path: Path) -> Path:
     return results
 
 
-def marks(results: Path) -> Path:
-    return results / "_stages/length_losses/a"
-
-
-def shards(results: Path) -> Path:
-    return results / "length_losses/a"
-
-
 def read_by_all(results: Path) -> list[tuple[str, float]]:
     """The rows, by the analysis and by SQL, which must agree."""
     frame = Results(results).frame("length_losses")
@@ -67,11 +60,7 @@ def read_by_all(results: Path) -> list[tuple[str, float]]:
 
 def refused_by_all(results: Path) -> str:
     refused = set()
-    for read in (
-        lambda: Results(results).frame("length_losses"),
-        lambda: Results(results).facts("length_losses"),
-        lambda: connect(results, SQL),
-    ):
+    for read in (lambda: Results(results).frame("length_losses"), lambda: connect(results, SQL)):
         with pytest.raises(InputError) as error:
             read()
         refused.add(str(error.value))
@@ -99,47 +88,44 @@ def test_another_configuration_is_refused_by_name(tmp_path: Path) -> None:
     assert open_output(tmp_path, settings=SETTINGS | {"null": None}).pending_shards() == [1]
 
 
-def write_and_be_killed(results: Path, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write in a process of its own, which SIGKILL ends; forked, so that nothing is imported anew."""
+def assert_second_is_written_again(results: Path, whole: dict[str, bytes]) -> None:
+    """Of the first model's shards, the second is missing, and once it is written all is as it was."""
+    output = open_output(results)
+    assert output.pending_shards() == [1]
+    with output.writing():
+        output.write_shard(1, rows(2.0))
+    assert contents(results) == whole
 
-    def kill(*_: Any) -> None:
+
+@pytest.mark.parametrize("within", ["write_json", "write_parquet"])
+def test_a_shard_is_done_again_by_whoever_comes_after_a_kill(
+    results: Path, within: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before the mark, or in the middle of the data."""
+    whole = contents(results)
+    (results / MARKS / f"{SECOND}.done").unlink()
+    (results / SHARDS / f"{SECOND}.parquet").unlink()
+
+    def be_killed(path: Path, _: Any) -> None:
+        if within == "write_parquet":
+            path.write_bytes(b"half")
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def write_half(_: Any, path: Path, **__: Any) -> None:
-        path.write_bytes(b"half")
-        kill()
-
-    process = os.fork()
+    process = os.fork()  # so that nothing is imported anew
     if process == 0:
         try:
-            if when == "before the mark":
-                monkeypatch.setattr(write, "write_json", kill)
-            else:
-                monkeypatch.setattr(files.pq, "write_table", write_half)
+            monkeypatch.setattr(write, within, be_killed)
             output = open_output(results)
             with output.writing():
                 output.write_shard(1, rows(2.0))
         finally:
             os._exit(1)
     _, status = os.waitpid(process, 0)
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-
-
-@pytest.mark.parametrize("when", ["before the mark", "within the data"])
-def test_a_shard_is_done_again_by_whoever_comes_after_a_kill(
-    tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    open_output(tmp_path / "whole").write_shard(0, rows(1.0))
-    shutil.copytree(tmp_path / "whole", tmp_path / "killed")
-    open_output(tmp_path / "whole").write_shard(1, rows(2.0))
-    write_and_be_killed(tmp_path / "killed", when, monkeypatch)
-    if when == "within the data":  # which readers that know of no marks must not find
-        assert [path.name for path in shards(tmp_path / "killed").iterdir()] == [f"{FIRST}.parquet"]
-    output = open_output(tmp_path / "killed")
-    assert output.pending_shards() == [1]
-    with output.writing():
-        output.write_shard(1, rows(2.0))
-    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    # Readers that know of no marks must not find half a file.
+    left = {path.name for path in (results / SHARDS).iterdir()}
+    assert left == {f"{FIRST}.parquet"} | ({f"{SECOND}.parquet"} if within == "write_json" else set())
+    assert_second_is_written_again(results, whole)
 
 
 def cut(path: Path) -> None:
@@ -156,20 +142,19 @@ def test_a_damaged_shard_counts_as_not_measured_and_is_measured_anew(
     results: Path, damage: Callable[[Path], None]
 ) -> None:
     whole = contents(results)
-    damage(shards(results) / f"{SECOND}.parquet")
+    damage(results / SHARDS / f"{SECOND}.parquet")
     # What this process knows of files that did not change: a clock tick is longer than a flip takes.
     files._sha256.cache_clear()
     assert f"{SECOND}.parquet " in refused_by_all(results)
-    output = open_output(results)
-    assert output.pending_shards() == [1]
-    output.write_shard(1, rows(2.0))
-    assert contents(results) == whole
+    with pytest.raises(InputError, match=f"{SECOND}.parquet "):
+        Results(results).facts("length_losses")
+    assert_second_is_written_again(results, whole)
 
 
 def test_incomplete_results_are_read_with_a_warning_that_counts(
     results: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (marks(results) / f"{SECOND}.done").unlink()
+    (results / MARKS / f"{SECOND}.done").unlink()
     # Who asks for another model, or for no result, is not concerned.
     assert len(Results(results).frame("length_losses", None, {"model": ["b%2Fc"]})) == 2
     assert not caplog.messages
@@ -180,31 +165,28 @@ def test_incomplete_results_are_read_with_a_warning_that_counts(
         Results(results).sources("length_losses", must_be_complete=True)
 
 
-def test_results_of_other_settings_copied_over_are_refused(results: Path) -> None:
-    other = open_output(results / "other", settings=SETTINGS | {"short_context_length": 32})
-    other.write_shard(1, rows(2.0))
-    for place in (marks, shards):
-        shutil.copytree(place(results / "other"), place(results), dirs_exist_ok=True)
-    for read in (lambda: Results(results).frame("length_losses"), lambda: connect(results, SQL)):
-        with pytest.raises(InputError, match=f"was 16, now 32 in 'a' of .*{SECOND}."):
-            read()
-
-
-def test_shards_of_two_are_not_read_beside_shards_of_three(results: Path) -> None:
-    """Both hold the same documents."""
-    for shard in range(3):
-        open_output(results / "other", num_shards=3).write_shard(shard, rows(2.0))
-    for place in (marks, shards):
-        shutil.copytree(place(results / "other"), place(results), dirs_exist_ok=True)
-    assert "holds 5 of " in refused_by_all(results)
+@pytest.mark.parametrize(
+    ("written", "changes", "sentence"),
+    [
+        ([1], {"settings": SETTINGS | {"short_context_length": 32}}, f"was 16, now 32 in 'a' of .*{SECOND}."),
+        ([0, 1, 2], {"num_shards": 3}, "holds 5 of "),  # the same documents
+    ],
+)
+def test_other_results_copied_over_are_refused(
+    results: Path, written: list[int], changes: dict[str, Any], sentence: str
+) -> None:
+    for shard in written:
+        open_output(results / "other", **changes).write_shard(shard, rows(2.0))
+    for kind in (MARKS, SHARDS):
+        shutil.copytree(results / "other" / kind, results / kind, dirs_exist_ok=True)
+    assert re.search(sentence, refused_by_all(results))
 
 
 def test_evaluators_of_other_choices_are_not_read_together(tmp_path: Path) -> None:
     """What a model chose is read with all who tried it; not with one who tried an earlier choice of it."""
     for evaluator, choices in ((None, None), ("b", "cc"), ("d", "cc")):
         inputs = INPUTS | ({"evaluator": evaluator, "choices": choices} if evaluator else {})
-        output = open_output(tmp_path, evaluator=evaluator, inputs=inputs, num_shards=1)
-        output.write_shard(0, rows(1.0))
+        open_output(tmp_path, evaluator=evaluator, inputs=inputs, num_shards=1).write_shard(0, rows(1.0))
     assert len(Results(tmp_path).frame("length_losses")) == 3
     inputs = INPUTS | {"choices": "other", "evaluator": "f"}
     open_output(tmp_path, evaluator="f", inputs=inputs, num_shards=1).write_shard(0, rows(1.0))
@@ -213,12 +195,11 @@ def test_evaluators_of_other_choices_are_not_read_together(tmp_path: Path) -> No
 
 
 def test_results_of_version_three_are_refused(results: Path) -> None:
-    (results / "_stages" / "length_losses" / "a").rename(results / "_stages" / "length_losses" / "model=a")
-    for read in (lambda: Results(results).frame("length_losses"), lambda: open_output(results, "new")):
-        with pytest.raises(
-            InputError, match="model=a is of schema version 3, and this code reads 4; measure it"
-        ):
-            read()
+    (results / MARKS).rename(results / "_stages" / "length_losses" / "model=a")
+    sentence = "model=a is of schema version 3, and this code reads 4; measure it"
+    assert sentence in refused_by_all(results)
+    with pytest.raises(InputError, match=sentence):
+        open_output(results, "new")
 
 
 def test_the_page_of_results_equals_the_schemas() -> None:
@@ -231,37 +212,26 @@ def test_a_fifo_and_a_device_stay_what_they_are(tmp_path: Path) -> None:
     os.mkfifo(fifo)
     link = tmp_path / "link"
     link.symlink_to("fifo")
-    read: list[str] = []
-    for name in (fifo, link):
-        reader = threading.Thread(target=lambda: read.append(fifo.read_text()))
-        reader.start()
-        write_text(name, "naïve\n" * 9)
-        reader.join()
-    assert read == ["naïve\n" * 9] * 2 and stat.S_ISFIFO(fifo.stat().st_mode) and link.is_symlink()
-
-    terminal, its_end = os.openpty()
-    device = Path(os.ttyname(its_end))
-    write_text(device, "page")
-    assert os.read(terminal, 9) == b"page" and device.is_char_device()
-    write_text(Path("/dev/null"), "page")
-    assert Path("/dev/null").is_char_device()
+    of_fifo = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)  # which waits for nobody
+    of_terminal, its_end = os.openpty()
+    for path, reader in ((fifo, of_fifo), (link, of_fifo), (Path(os.ttyname(its_end)), of_terminal)):
+        write_text(path, "naïve")
+        assert os.read(reader, 99).decode() == "naïve"
+    write_text(Path(os.devnull), "page")
+    assert Path(os.devnull).is_char_device() and fifo.is_fifo() and link.is_symlink()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fifo", "link"]
 
 
-def test_an_open_file_goes_on_where_it_was(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_open_file_goes_on_where_it_was(tmp_path: Path) -> None:
     """`--json /dev/stdout > file`: neither replaced, nor written over from its start."""
     path = tmp_path / "file"
-    with path.open("w") as file:
-        file.write("before ")
-        file.flush()
+    with path.open("wb", buffering=0) as file:
+        file.write(b"before ")
         (tmp_path / "link").symlink_to(f"/dev/fd/{file.fileno()}")
         write_text(Path(f"/proc/self/fd/{file.fileno()}"), "one ")
         write_text(tmp_path / "link", "two ")
-        file.write("after")
+        file.write(b"after")
     assert path.read_text() == "before one two after"
-    for name in ("-", "/dev/stdout"):
-        write_text(Path(name), "page ")
-    assert capfd.readouterr().out == "page page "
 
 
 def test_a_failed_writer_leaves_a_stream_alone(capfd: pytest.CaptureFixture[str]) -> None:
@@ -276,13 +246,13 @@ def test_two_outputs_are_not_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     Path("a").touch()
     Path("link").symlink_to("a")
     Path("circle").symlink_to("circle")
+    write_text(Path("circle"), "page")
+    assert stream_of(Path("circle")) is None and Path("circle").read_text() == "page"
     refuse_same({"--out": Path("a"), "--json": Path("b"), "--csv": None})
     refuse_same({"--out": Path("/dev/null"), "--json": Path("/dev/null"), "--csv": Path("-")})
     for one, other in (("a", "./a"), ("new", f"{tmp_path}/new"), ("a", "link"), ("-", "/dev/stdout")):
         with pytest.raises(InputError, match="--out and --json are both"):
             refuse_same({"--out": Path(one), "--json": Path(other)})
-    write_text(Path("circle"), "page")
-    assert stream_of(Path("circle")) is None and Path("circle").read_text() == "page"
 
 
 def test_what_cannot_be_written_to_is_refused_before_the_work(tmp_path: Path) -> None:
@@ -290,13 +260,10 @@ def test_what_cannot_be_written_to_is_refused_before_the_work(tmp_path: Path) ->
         one.bind(str(tmp_path / "socket"))
     with pytest.raises(InputError, match="socket is a socket"):
         refuse_same({"--out": tmp_path / "socket"})
-    (tmp_path / "file").touch()
-    with (tmp_path / "file").open() as file:
-        name = Path(f"/dev/fd/{file.fileno()}")
-        with pytest.raises(InputError, match=f"{name} is not open for writing"):
-            refuse_same({"--out": name})
-    with pytest.raises(InputError, match=f"{name} is not open for writing"):
-        refuse_same({"--out": name})
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    with pytest.raises(InputError, match=f"/dev/fd/{descriptor} is not open for writing"):
+        refuse_same({"--out": Path(f"/dev/fd/{descriptor}")})
+    os.close(descriptor)
 
 
 @pytest.mark.parametrize(
@@ -314,14 +281,10 @@ def test_what_cannot_be_written_to_is_refused_before_the_work(tmp_path: Path) ->
     ],
 )
 def test_a_column_is_as_wide_as_a_terminal_shows_it(word: str, width: int) -> None:
-    lines = as_table(["word", "n"], [[word, 1], ["12345678", 22]], ["n"]).splitlines()
-    assert lines[1] == word + " " * (8 - width) + "   1" and lines[2] == "12345678  22"
-    of_numbers = as_table(["n"], [[word], ["12345678"]], ["n"]).splitlines()
-    assert of_numbers[1] == " " * (8 - width) + word
-
-
-MEAN_GAIN = 0.1
-NUM_TRIALS = 600
+    rows = [[word, 1, word], ["12345678", 22, "12345678"]]
+    lines = as_table(["word", "n", "right"], rows, ["n", "right"]).splitlines()
+    blank = " " * (8 - width)
+    assert lines[1:] == [f"{word}{blank}   1  {blank}{word}", "12345678  22  12345678"]
 
 
 def test_agrees_with_scipy_on_a_ratio() -> None:
@@ -343,18 +306,15 @@ def test_agrees_with_scipy_on_a_ratio() -> None:
     assert ours.high == pytest.approx(theirs.high, abs=0.03 * width)
 
 
-def few_alike(generator: np.random.Generator, num_documents: int) -> tuple[np.ndarray, np.ndarray]:
-    """Chunks of 8 to 32 targets whose mean gain, nats, varies by document and by target."""
-    counts = generator.integers(8, 33, num_documents)
-    gains = counts * generator.normal(MEAN_GAIN, 0.1, num_documents)
-    return gains + np.sqrt(counts) * generator.normal(0, 0.5, num_documents), counts.astype(float)
-
-
 @pytest.mark.parametrize("num_documents", [3, 19, 24, 49])
 def test_intervals_of_few_documents_cover_the_truth(num_documents: int) -> None:
+    """The mean gain of 8 to 32 targets per document, 0.1 nats, varies by document and by target."""
     generator = np.random.default_rng(num_documents)
-    num_covered = 0
-    for _ in range(NUM_TRIALS):
-        interval = ratio_of_sums(*few_alike(generator, num_documents))
-        num_covered += interval.low <= MEAN_GAIN <= interval.high
-    assert 0.93 <= num_covered / NUM_TRIALS <= 0.97
+    is_covered = []
+    for _ in range(600):
+        counts = generator.integers(8, 33, num_documents)
+        gains = counts * generator.normal(0.1, 0.1, num_documents)
+        gains += np.sqrt(counts) * generator.normal(0, 0.5, num_documents)
+        interval = ratio_of_sums(gains, counts.astype(float))
+        is_covered.append(interval.low <= 0.1 <= interval.high)
+    assert 0.93 <= np.mean(is_covered) <= 0.97

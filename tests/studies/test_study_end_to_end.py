@@ -1,28 +1,387 @@
-"""Studies on real stages: of text, of pretrained models by stand-ins, of synthetic tasks."""
+"""Studies: what is refused, planned, and counted before they run; failures, signals; runs to the end."""
 
 import json
+import logging
 import os
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
+from math import inf
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 from hugging_face_families import save_model
-from measured_documents import json_lines
+from measured_documents import contents, json_lines
 from omegaconf import OmegaConf
 from sparsity_length.programs.study import STAGE
 from tiny_task import TINY_TASK
 
-from sparsity_length.cli import InputError
+from sparsity_length.cli import InputError, stage_of
+from sparsity_length.measuring.rules import TRIAL_SWAPS
 from sparsity_length.models.load import name_of
 from sparsity_length.results.read import Results
+from sparsity_length.studies.cluster import (
+    forward_tokens,
+    minutes_of,
+    num_checkpoints,
+    num_weights,
+    training_operations,
+)
+from sparsity_length.studies.commands import Command, commands_of
+from sparsity_length.studies.file import load_study
+from sparsity_length.studies.run import run_all, submit_chain
 from sparsity_length.text.tokenizer import train_bpe
 
 ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = ROOT / "olmo_configs"
+STUDY = f"""
+run: run
+data: {{source: [train.jsonl], evaluation_source: [evaluation.jsonl], tokenizer: "bpe:300"}}
+sizes:
+  tiny: {{config: {CONFIGS}/tiny.yaml, max_duration: 4, overrides: [save_interval=2, scheduler.t_warmup=2]}}
+models:
+  short-seed0: {{train_context_length: 16, position_scheme: pose, pose_target_length: 64}}
+  long-seed1: {{train_context_length: 64, seed: 1}}
+evaluation:
+  stages: [loss_differences, length_losses, influential_tokens, run_notebooks, summary]
+  influential_tokens: {{models: [long-seed1]}}
+  short_context_length: 8
+  long_context_length: 64
+  targets_per_chunk: 4
+  max_documents: 6
+  max_chunks_per_document: 1
+  rules: [leave_one_out, recency]
+  k: [1, 4]
+further_evaluations:
+  along_training: {{stages: [loss_differences], models: [long-seed1], steps: [2], max_documents: 3}}
+"""
+STUDY_OF_TASKS = f"""
+run: run
+synthetic:
+  config: {CONFIGS}/synthetic/small.yaml
+  grids:
+    both: &grid
+      tasks: [sparse_parity]
+      positions: [pose]
+      largest_sparsities: [1, 2]
+      seeds: [0, 1]
+      overrides: [{", ".join(TINY_TASK)}, save_interval=2, eval_interval=3]
+    copies: {{<<: *grid, tasks: [copy], positions: [pose, predicted], largest_sparsities: null}}
+  evaluate_synthetic:
+    sparse_parity: {{sizes: [10], sparsities: [1], num_examples: 4}}
+    found: {{task: copy, dependencies: true, sizes: [6], largest_k: 4, num_examples: 3}}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The two studies, text.yaml and tasks.yaml, and texts for the first; it is the working directory."""
+    monkeypatch.chdir(tmp_path)
+    for name, content in {
+        "text.yaml": STUDY,
+        "tasks.yaml": STUDY_OF_TASKS,
+        "train.jsonl": '{"text": "a few words"}\n',
+        "evaluation.jsonl": '{"text": "a few words"}\n',
+    }.items():
+        Path(name).write_text(content)
+    return tmp_path
+
+
+# All that is lacking at once, that of later commands, too, and how to do without it.
+LACKING = [
+    "data.source=[nowhere.jsonl]",
+    "further_evaluations.along_training.data.source=[none.jsonl]",
+    "further_evaluations.along_training.data.tokenizer=run/data/tokenizer.json",
+]
+
+
+@pytest.mark.parametrize(
+    ("study", "overrides", "sentence"),
+    [
+        ("text", ["evaluation.short_context_length=64"], "loss_differences-tiny: the short .* no distant"),
+        ("text", ["evaluation.k=[53]"], "k 53 is more than the 52 distant tokens of the first"),
+        ("text", ["evaluation.rules=[leave_one_aut]"], "did you mean 'leave_one_out'"),
+        ("text", ["models.long-seed1.train_context_length=512"], "at most model.max_sequence_length, 256"),
+        ("text", ["sizes.tiny.config=none.yaml"], "tiny-short-seed0: no configuration file none.yaml"),
+        # The fixture trains four steps; without its own override the warm-up is that of tiny.yaml, 100.
+        ("text", ["sizes.tiny.overrides=[save_interval=2]"], "short-seed0: scheduler.t_warmup is 100 steps"),
+        ("text", ["further_evaluations.along_training.steps=[3]"], "step 3 is to be .*, but .* every 2 "),
+        ("text", ["data.tokenizer=none.json"], "there is no tokenizer none.json"),
+        ("text", ["data.source=[nowhere.jsonl]"], "tokenize_c4: cannot read nowhere.jsonl: No such file"),
+        (
+            "text",
+            LACKING,
+            "nowhere.jsonl: No .*; tokenize_c4-along_training: cannot read none.jsonl: .* "
+            r"\(further_evaluations.along_training=null leaves it out\)",
+        ),
+        ("text", ["evaluation.max_documnets=3"], "'max_documnets'; did you mean 'max_documents'"),
+        ("text", ["evaluation.run_notebooks={long_modles: [x]}"], "unrecognized arguments: --long-modles"),
+        ("text", ["evaluation.models=[long]"], "did you mean 'long-seed1'"),
+        (
+            "text",
+            ["further_evaluations.chosen={stages: [evaluate_tokens]}"],
+            "that evaluate_tokens-tiny-chosen needs: 'influential_tokens-tiny-chosen'; did you mean",
+        ),
+        ("tasks", ["synthetic.grids.both.positions=[coupled]"], "parity-k1-coupled-seed0: .* 'coupled'"),
+        ("tasks", ["synthetic.grids.both.overrides=[num_step=3]"], "parity-k1-pose-seed0: .* 'num_steps'"),
+        (
+            "tasks",
+            ["synthetic.grids.both=null"],
+            "synthetic-sparse_parity: argument --checkpoints: ",
+        ),
+        (
+            "tasks",
+            ["synthetic.evaluate_synthetic.addition={sizes: [3]}"],
+            "addition: argument --checkpoints: expected at least one",
+        ),
+        ("tasks", ["synthetic.evaluate_synthetic.copy={grids: [botch], sizes: [3]}"], "did you mean 'both'"),
+        ("tasks", ["synthetic.evaluate_synthetic.copy={sizes: [200]}"], "examples of this size need 401 or"),
+        ("tasks", ["synthetic.evaluate_synthetic.found.largest_k=0"], "argument --largest-k"),
+        ("tasks", ["sythetic={}"], "Key 'sythetic' not in 'Study'"),
+    ],
+)
+def test_what_could_not_run_to_its_end_is_refused_before_it_begins(
+    folder: Path, study: str, overrides: list[str], sentence: str
+) -> None:
+    before = contents(folder)
+    with pytest.raises(InputError, match=sentence):
+        STAGE([f"{study}.yaml", *overrides])
+    assert contents(folder) == before
+
+
+def test_needles_are_planted_in_the_text_and_measured_in_its_place() -> None:
+    needs = {one.name: one.needs for one in commands_of(load_study(Path("olmo_configs/studies/reach.yaml")))}
+    for name in ("", "-yarn"):
+        assert needs[f"plant_needles{name}"] == ("tokenize_c4",)
+        assert needs[f"length_interference{name}"] == (f"plant_needles{name}",)
+
+
+def test_our_configurations_are_found_in_any_folder_and_those_of_the_folder_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = commands_of(load_study(Path("olmo_configs/studies/demo.yaml")))
+    (command,) = (one for one in commands if one.name == "long-seed0")
+    stage = stage_of("pretrain")
+    assert stage.settings(stage.parse(command.arguments), []).train_context_length == 128
+    (tmp_path / "olmo_configs").mkdir()
+    (tmp_path / "olmo_configs" / "demo.yaml").write_text("max_duration: 3\nno_such_field: 1\n")
+    with pytest.raises(InputError, match="no_such_field"):
+        stage.settings(stage.parse(command.arguments), [])
+
+
+def test_each_job_waits_for_those_it_needs_and_is_given_its_tasks(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def planned(*overrides: str) -> dict[str, list[str]]:
+        """Job name -> what stands after sbatch, where a job's name stands for its ID."""
+        study = load_study(folder / "text.yaml", overrides)
+        submit_chain(commands_of(study), study, is_plan=True)
+        lines = [shlex.split(line)[1:] for line in capsys.readouterr().out.splitlines()]
+        return {words[2].removeprefix("--job-name="): words for words in lines}
+
+    jobs = planned("slurm={tokenize: 3, measure: 2}")
+    waits = {name: re.findall("--dependency=afterok:(.*?) ", " ".join(jobs[name])) for name in jobs}
+    models = "tiny-short-seed0:tiny-long-seed1"
+    assert {name: "".join(wait) for name, wait in waits.items()} == {
+        "tokenize_c4-tasks": "",
+        "tokenize_c4": "tokenize_c4-tasks",
+        "tiny-short-seed0": "tokenize_c4",
+        "tiny-long-seed1": "tokenize_c4",
+        "loss_differences-tiny": f"tokenize_c4:{models}",
+        "length_losses-tiny": f"tokenize_c4:{models}",
+        "influential_tokens-tiny": "tokenize_c4:tiny-long-seed1",
+        "run_notebooks-tiny": "loss_differences-tiny:length_losses-tiny:influential_tokens-tiny",
+        "loss_differences-tiny-along_training": "tokenize_c4:tiny-long-seed1",
+        "summary-tiny": f"tokenize_c4:{models}:loss_differences-tiny:length_losses-tiny"
+        ":influential_tokens-tiny:run_notebooks-tiny:loss_differences-tiny-along_training",
+    }
+    assert jobs["tokenize_c4-tasks"] == [
+        "--parsable",
+        "--kill-on-invalid-dep=yes",
+        "--job-name=tokenize_c4-tasks",
+        "--output=run/logs/tokenize_c4-tasks-%A_%a.log",
+        "--array=0-2",
+        "slurm/tokenize_c4.sh",
+        "--num-tasks",
+        "3",
+        "--out",
+        "run/data",
+        "--source",
+        "train.jsonl",
+        "--evaluation-source",
+        "evaluation.jsonl",
+        "--tokenizer",
+        "bpe:300",
+    ]
+    assert jobs["tokenize_c4"][-3:] == ["slurm/merge_c4.sh", "--out", "run/data"]
+    assert "--output=run/logs/tiny-long-seed1-%j.log" in jobs["tiny-long-seed1"]
+    assert jobs["length_losses-tiny"][4] == "--array=0-1"
+    assert jobs["length_losses-tiny"][6:10] == ["slurm/loss_differences.sh", "--num-tasks", "2", "--data"]
+    assert jobs["summary-tiny"][-6:-3] == ["slurm/analysis.sh", "analysis/summary.py", "--results"]
+    in_one_piece = planned()  # which needs no merge
+    assert "tokenize_c4-tasks" not in in_one_piece
+    assert in_one_piece["tokenize_c4"][4:8] == ["--array=0-0", "slurm/tokenize_c4.sh", "--num-tasks", "1"]
+
+
+def test_what_is_null_is_left_out(folder: Path) -> None:
+    def names(*overrides: str) -> set[str]:
+        return {command.name for command in commands_of(load_study(folder / "text.yaml", overrides))}
+
+    without = names("sizes.large={config: tiny.yaml}", "sizes.tiny=null", "models.short-seed0=null")
+    assert "large-long-seed1" in without and not {"large-short-seed0", "tiny-long-seed1"} & without
+    trained = names("sizes.large={config: tiny.yaml, models: []}")
+    assert "tiny-long-seed1" in trained and not any("large-" in name for name in trained)
+
+
+def test_jobs_without_a_gpu_go_where_cluster_env_says(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = load_study(folder / "text.yaml", ["slurm.tokenize=2"])
+    (folder / "slurm").mkdir()
+    (folder / "slurm" / "cluster.env").write_text("export CPU_PARTITION=cpu\n")
+    submit_chain(commands_of(study), study, is_plan=True)
+    for line in capsys.readouterr().out.splitlines():
+        (script,) = re.findall(r" (slurm/\w+\.sh)", line)
+        needs_gpu = "#SBATCH --gpus-per-node" in (ROOT / script).read_text()
+        assert ("--partition=cpu" in line) != needs_gpu, line
+
+
+def test_hours_and_disk_are_counted(folder: Path) -> None:
+    study = load_study(folder / "text.yaml", ["sizes.tiny.overrides=[save_interval=3,scheduler.t_warmup=2]"])
+    commands = {command.name: command for command in commands_of(study)}
+
+    def asked_by(name: str, *needed: Any) -> Any:
+        stage = stage_of(commands[name].stage)
+        return stage.settings(stage.parse(commands[name].arguments), needed)
+
+    config = asked_by("tiny-short-seed0")
+    # tiny.yaml: 2 layers of width 128 with a SwiGLU of 512; 300 tokens take 384 rows, tied.
+    weights = num_weights(config, "bpe:300")
+    assert weights == 384 * 128 + 2 * (4 * 128**2 + 128 * 512 + 256 * 128)
+    # Four steps; each token attends to 8 of 16 tokens on average, twice, in 2 layers of width 128.
+    tokens = 4 * config.global_train_batch_tokens
+    assert training_operations(config, weights) == 6 * tokens * (weights + 2 * 8 * 2 * 128)
+    assert num_checkpoints(config) == 2  # steps 3 and 4
+
+    # Five documents of 64 tokens, 4 targets with 8 near tokens and at most 55 distant ones.
+    assert forward_tokens(asked_by("loss_differences-tiny"), 5) == 5 * (64 + 4 * 8)
+    search = 64 + 55 * (64 - 55 / 2)
+    trial = 2 * 4 * ((8 + 1) + (8 + 4))
+    counted = forward_tokens(asked_by("influential_tokens-tiny"), 5)
+    assert counted == 5 * 2 * (search + trial * TRIAL_SWAPS)
+
+
+@pytest.mark.parametrize(
+    ("time", "minutes"),
+    [("30", 30), ("30:30", 30.5), ("12:00:00", 720), ("1-12", 2160), ("1-12:30", 2190), ("infinite", inf)],
+)
+def test_times_as_slurm_writes_them(time: str, minutes: float) -> None:
+    assert minutes_of(time) == minutes
+
+
+LOGS = Path("run/logs")
+# Writes down that it ran, fails while a file FAIL stands beside it, and says that it is there.
+FAILING = """
+import pathlib, sys
+name = sys.argv[1]
+with open("ran", "a") as log:
+    log.write(name + "\\n")
+if pathlib.Path("FAIL-" + name).exists():
+    print("no good", file=sys.stderr)
+    sys.exit(75)
+print(name, "is there")
+"""
+# Never ends by itself; what it does when it is told to is the argument's.
+SLOW = """
+import pathlib, signal, subprocess, sys, time
+name, reaction = sys.argv[1:3]
+if reaction == "saves":
+    def save(*_):
+        pathlib.Path(name + "-saved").touch()
+        sys.exit(75)
+    signal.signal(signal.SIGTERM, save)
+elif reaction == "starts":
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "grandchild"])
+pathlib.Path(name + "-started").touch()
+time.sleep(60)
+"""
+
+
+class Script(Command):
+    """A command that is no program of ours."""
+
+    def words(self) -> list[str]:
+        return [self.program, *self.arguments]
+
+
+@pytest.fixture
+def _handlers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In a folder of its own, where signals are handled as before once the test is over."""
+    monkeypatch.chdir(tmp_path)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+    before = [signal.signal(number, signal.SIG_DFL) for number in numbers]  # SIGHUP under nohup, too
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_handlers")
+def test_after_a_failure_only_what_is_left_runs(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    Path("stage.py").write_text(FAILING)
+    needs = {"first": (), "second": ("first",), "third": ("second",)}
+    commands = [Script(name, "stage.py", (name,), needed) for name, needed in needs.items()]
+    Path("FAIL-second").touch()
+    assert run_all(commands, [{}] * 2, LOGS) == 75
+    assert capfd.readouterr().out == "sparsity stage first\nfirst is there\nsparsity stage second\n"
+    assert caplog.messages[-2] == "second ended with exit code 75; run the same command again to resume"
+    assert "the last lines of run/logs/second.log:\n" in caplog.messages[-1]
+    assert caplog.messages[-1].endswith("\nno good")
+    Path("FAIL-second").unlink()
+    assert run_all(commands[1:], [{}] * 2, LOGS) == 0
+    assert Path("ran").read_text().split() == ["first", "second", "second", "third"]
+    assert Path("run/logs/second.log").read_text().count("--- ") == 2  # one heading per run
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.usefixtures("_handlers")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_request_to_stop_reaches_all_that_runs(number: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    Path("slow.py").write_text(SLOW)
+    reactions = {"pretrain": "saves", "measuring": "ends", "notebooks": "starts"}
+    commands = [Script(name, "slow.py", (name, reaction)) for name, reaction in reactions.items()]
+
+    def stop() -> None:
+        wait_until(lambda: all(Path(f"{name}-started").exists() for name in reactions))
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=stop).start()
+    assert run_all(commands, [{}] * len(commands), LOGS) == 75
+    assert "stopped by a signal, trainings once they have saved; run the same" in caplog.text
+    assert Path("pretrain-saved").exists()
+    here = os.path.realpath(".")  # where only this process is left
+    wait_until(lambda: [one.info["cwd"] for one in psutil.process_iter(["cwd"])].count(here) == 1, seconds=5)
+
+
 SMALL = [
     "sizes.tiny.overrides=[save_interval=2,model.d_model=16,model.n_heads=2,model.n_layers=1,"
     "model.max_sequence_length=64,scheduler.t_warmup=2,global_train_batch_tokens=256,"
@@ -31,11 +390,13 @@ SMALL = [
 ]
 
 
-def run(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    """Run study.py in a folder, as it is typed."""
+def run(folder: Path, *words: str, code: int = 0) -> "subprocess.CompletedProcess[str]":
+    """Run study.py in a folder, as it is typed, to this exit code."""
     environment = os.environ | {"TEXT": "text", "HF_HUB_OFFLINE": "1"}
     program = [sys.executable, str(ROOT / "pipeline" / "study.py"), *words]
-    return subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == code, done.stderr
+    return done
 
 
 def parquet_files(folder: Path) -> dict[str, bytes]:
@@ -43,33 +404,26 @@ def parquet_files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_a_study_goes_on_where_a_stage_failed_and_sees_what_changed(study_file: Callable[..., Path]) -> None:
-    config = study_file().parent / "tiny.yaml"
-    config.write_text((ROOT / "olmo_configs" / "tiny.yaml").read_text())
-    study = study_file((str(ROOT / "olmo_configs" / "tiny.yaml"), str(config)))
-    folder = study.parent
-    of_text = partial(run, folder, study.name, *SMALL)
+def test_a_study_goes_on_where_a_stage_failed_and_sees_what_changed(folder: Path) -> None:
+    config = folder / "tiny.yaml"
+    config.write_text((CONFIGS / "tiny.yaml").read_text())
+    of_text = partial(run, folder, "text.yaml", "sizes.tiny.config=tiny.yaml", *SMALL)
     (folder / "train.jsonl").write_text(json_lines(0, 40, 80))
     (folder / "evaluation.jsonl").write_text(json.dumps({"text": "too short"}) + "\n")
-    failed = of_text()
-    assert failed.returncode == 2, failed.stderr
+    failed = of_text(code=2)
     assert " ended with exit code 2; run the same command again to resume" in failed.stderr
     assert not (folder / "run" / "results" / "tiny" / "loss_differences").exists()
 
     (folder / "evaluation.jsonl").write_text(json_lines(1, 40, 80))
-    refused = of_text()
-    assert refused.returncode == 2
+    refused = of_text(code=2)
     assert "run/data holds data made with other settings: inputs.evaluation source" in refused.stderr
     shutil.rmtree(folder / "run")  # other text is another study
     # Two shards, which two processes measure, and one.
     measure = ["evaluation.max_documents=40"]
     whole = of_text(*measure, "--jobs", "2")
-    assert whole.returncode == 0, whole.stderr
     assert "The distant context lowers the loss" in whole.stdout
-    assert set(Results(folder / "run" / "results" / "tiny").frame("loss_differences")["model"]) == {
-        "tiny-short-seed0",
-        "tiny-long-seed1",
-    }
+    results = Results(folder / "run" / "results" / "tiny").frame("loss_differences")
+    assert set(results["model"]) == {"tiny-short-seed0", "tiny-long-seed1"}
     along = Results(folder / "run" / "along_training" / "results" / "tiny").frame("loss_differences")
     assert set(along["model"]) == {"tiny-long-seed1-step2"}
     assert (folder / "run" / "logs" / "loss_differences-tiny-2-of-2.log").is_file()
@@ -80,26 +434,21 @@ def test_a_study_goes_on_where_a_stage_failed_and_sees_what_changed(study_file: 
     shutil.rmtree(folder / "run" / "results")
     config.write_text(config.read_text() + "# a comment\n")
     again = of_text(*measure, "--jobs", "1")
-    assert again.returncode == 0, again.stderr
     assert len(re.findall("(?m)^sparsity ", again.stdout)) == 4  # no text, no models
     assert (folder / "run" / "logs" / "loss_differences-tiny.log").is_file()
     assert parquet_files(folder / "run") == measured != {}
     for name in ("train.jsonl", "evaluation.jsonl"):  # text may be put away once it is tokenized
         (folder / name).unlink()
     nothing_left = of_text(*measure, "--jobs", "1")
-    assert nothing_left.returncode == 0, nothing_left.stderr
     assert nothing_left.stdout.startswith("sparsity summary ") and again.stdout.endswith(nothing_left.stdout)
     assert parquet_files(folder / "run") == measured
 
-    assert "learning_rate: 6.0e-3" in config.read_text()
     config.write_text(config.read_text().replace("learning_rate: 6.0e-3", "learning_rate: 6.1e-3"))
-    refused = of_text(*measure)
-    assert refused.returncode == 2
+    refused = of_text(*measure, code=2)
     assert "run/models/tiny-short-seed0 holds a run made with other settings" in refused.stderr
     assert "optimizer.learning_rate was 0.006, now 0.0061" in refused.stderr
 
 
-STUDIES = ROOT / "olmo_configs" / "studies"
 FEW_DOCUMENTS = [
     "data.source=[train.json]",
     *(
@@ -135,100 +484,41 @@ FAMILY_OF = {
 }
 
 
-def write_stand_ins(folder: Path, study: str) -> list[str]:
-    """Tiny random models in folders of the study's own words, each with one tokenizer; the models' names."""
-    (folder / "text").mkdir()
-    (folder / "train.json").write_text(json_lines(1, 4, 60))
-    (folder / "text" / "a.json").write_text(json_lines(0, 12, 120))
-    texts = [json.loads(line)["text"] for line in (folder / "text" / "a.json").read_text().splitlines()]
-    tokenizer = train_bpe(texts, 320).to_json()
-    fields = OmegaConf.load(STUDIES / f"{study}.yaml")
-    words = [str(model.checkpoint) for model in fields.models.values()]
-    for seed, word in enumerate(dict.fromkeys([*words, str(fields.data.tokenizer)])):
-        family, further = next(made for start, made in FAMILY_OF.items() if word.startswith(start))
-        save_model(folder / word, tokenizer, family, seed, **further)
-    return [name_of(word) for word in words]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("study", ["polypythias", "smollm3", "pose_llama"])
 def test_a_study_of_existing_models_runs_to_its_summary(study: str, tmp_path: Path) -> None:
-    names = write_stand_ins(tmp_path, study)
+    """Tiny random models stand in folders of the study's own words, all with one tokenizer."""
+    text = json_lines(0, 12, 120)
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.json").write_text(text)
+    (tmp_path / "train.json").write_text(json_lines(1, 4, 60))
+    tokenizer = train_bpe([text], 320).to_json()
+    fields = OmegaConf.load(CONFIGS / "studies" / f"{study}.yaml")
+    checkpoints = [str(model.checkpoint) for model in fields.models.values()]
+    for seed, word in enumerate(dict.fromkeys([*checkpoints, str(fields.data.tokenizer)])):
+        family, further = next(made for start, made in FAMILY_OF.items() if word.startswith(start))
+        save_model(tmp_path / word, tokenizer, family, seed, **further)
+    names = {name_of(checkpoint) for checkpoint in checkpoints}
     words = [f"olmo_configs/studies/{study}.yaml", *FEW_DOCUMENTS]
     done = run(tmp_path, *words)
-    assert done.returncode == 0, done.stderr
     assert "The distant context lowers the loss" in done.stdout
-    results = tmp_path / "runs" / study / "results"
-    assert set(Results(results).frame("loss_differences")["model"]) == set(names)
-    evaluators = set(Results(results).frame("sparse_context_losses")["evaluator"]) - {"the same model"}
-    assert evaluators and evaluators < set(names)
+    results = Results(tmp_path / "runs" / study / "results")
+    assert set(results.frame("loss_differences")["model"]) == names
+    evaluators = set(results.frame("sparse_context_losses")["evaluator"]) - {"the same model"}
+    assert evaluators and evaluators < names
     again = run(tmp_path, *words)
-    assert again.returncode == 0 and "tokenize_c4" not in again.stdout, again.stdout
-
-
-CONFIG = ROOT / "olmo_configs" / "synthetic" / "small.yaml"
-STUDY_OF_TASKS = """
-run: run
-synthetic:
-  config: CONFIG
-  grids:
-    both: &grid
-      tasks: [sparse_parity]
-      positions: [pose]
-      largest_sparsities: [1, 2]
-      seeds: [0, 1]
-      overrides: [TINY]
-    copies: {<<: *grid, tasks: [copy], positions: [pose, predicted], largest_sparsities: null}
-  evaluate_synthetic:
-    sparse_parity: {sizes: [10], sparsities: [1], num_examples: 4}
-    found: {task: copy, dependencies: true, sizes: [6], largest_k: 4, num_examples: 3}
-"""
-TINY = [*TINY_TASK, "save_interval=2", "eval_interval=3"]
-
-
-@pytest.fixture
-def of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The study, in a folder of its own, which is the working directory."""
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "study.yaml"
-    path.write_text(STUDY_OF_TASKS.replace("CONFIG", str(CONFIG)).replace("TINY", ", ".join(TINY)))
-    return path
-
-
-@pytest.mark.parametrize(
-    ("overrides", "sentence"),
-    [
-        (["synthetic.grids.both.positions=[coupled]"], "sparse_parity-k1-coupled-seed0: .* 'coupled'"),
-        (["synthetic.grids.both.overrides=[num_step=3]"], "sparse_parity-k1-pose-seed0: .* 'num_steps'"),
-        (["synthetic.grids.both=null"], "evaluate_synthetic-sparse_parity: argument --checkpoints: exp"),
-        (
-            ["synthetic.evaluate_synthetic.addition={sizes: [3]}"],
-            "addition: argument --checkpoints: expected at least one",
-        ),
-        (["synthetic.evaluate_synthetic.copy={grids: [botch], sizes: [3]}"], "did you mean 'both'"),
-        (["synthetic.evaluate_synthetic.copy={sizes: [200]}"], "examples of this size need 401 or"),
-        (["synthetic.evaluate_synthetic.found.largest_k=0"], "argument --largest-k"),
-        (["sythetic={}"], "Key 'sythetic' not in 'Study'"),
-    ],
-)
-def test_what_could_not_run_is_refused_before_it_begins(
-    of_tasks: Path, overrides: list[str], sentence: str
-) -> None:
-    with pytest.raises(InputError, match=sentence):
-        STAGE([str(of_tasks), *overrides])
-    assert [found.name for found in of_tasks.parent.iterdir()] == ["study.yaml"]
+    assert "tokenize_c4" not in again.stdout
 
 
 @pytest.mark.slow
-def test_a_whole_study_to_its_figures(of_tasks: Path) -> None:
+def test_a_whole_study_to_its_figures(folder: Path) -> None:
     one_seed = ["synthetic.grids.both.seeds=[0]", "synthetic.grids.copies.seeds=[0]"]
-    words = [of_tasks.name, "synthetic.grids.both.largest_sparsities=[1]", *one_seed]
-    whole = run(of_tasks.parent, *words)
-    assert whole.returncode == 0, whole.stderr
-    results = of_tasks.parent / "run" / "results"
-    assert set(Results(results).frame("synthetic_accuracy")["model"]) == {"sparse_parity-k1-pose-seed0"}
-    asked = set(Results(results).frame("found_dependencies")["model"])
+    words = ["tasks.yaml", "synthetic.grids.both.largest_sparsities=[1]", *one_seed]
+    run(folder, *words)
+    results = Results(folder / "run" / "results")
+    assert set(results.frame("synthetic_accuracy")["model"]) == {"sparse_parity-k1-pose-seed0"}
+    asked = set(results.frame("found_dependencies")["model"])
     assert asked == {"copy-pose-seed0", "copy-predicted-seed0"}
-    assert (of_tasks.parent / "run" / "figures" / "synthetic_tasks.ipynb").is_file()
-    again = run(of_tasks.parent, *words)
+    assert (folder / "run" / "figures" / "synthetic_tasks.ipynb").is_file()
+    again = run(folder, *words)
     assert len(re.findall("(?m)^sparsity ", again.stdout)) == 1  # the notebooks, which know by themselves

@@ -1,11 +1,11 @@
 """Training: configuration, batches, position IDs, losses, checkpoints, resuming to the same weights."""
 
 import json
-import math
 import os
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +83,10 @@ def metrics(run_folder: Path) -> list[dict[str, float]]:
     return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
 
 
-def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-
-
-def losses_of(trainer: Trainer, *steps: int) -> list[float]:
-    return [trainer._train_step(step)[0]["loss_nats"] for step in steps]
+def trained(trainer: Trainer, *steps: int) -> list[float]:
+    """Loss and norm of the gradient of training steps."""
+    told = [trainer._train_step(step)[0] for step in steps]
+    return [of_step[name] for of_step in told for name in ("loss_nats", "gradient_norm")]
 
 
 def test_the_loss_of_pieces_is_that_of_the_whole_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,103 +106,93 @@ def test_the_loss_of_pieces_is_that_of_the_whole_in_float32(monkeypatch: pytest.
 
 
 def test_accumulated_micro_batches_are_one_batch(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    make_trainer(tmp_path / "whole", "device_train_microbatch_tokens=32").run()
-    make_trainer(tmp_path / "single", "device_train_microbatch_tokens=8").run()
-    for whole, single in zip(metrics(tmp_path / "whole"), metrics(tmp_path / "single"), strict=True):
-        assert single == pytest.approx(whole, rel=1e-5)
+    sizes = (f"device_train_microbatch_tokens={size}" for size in (8, 32))
+    single, whole = (trained(make_trainer(tmp_path, size), 1, 2, 3) for size in sizes)
+    assert single == pytest.approx(whole, rel=1e-5)
 
 
-def test_position_ids_reach_the_model(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    contiguous, pose, to_itself = (
-        losses_of(make_trainer(tmp_path, *overrides), 1)
-        for overrides in ((), POSE, ("position_scheme=pose", "pose_target_length=8"))
-    )
-    assert pose != contiguous == to_itself
+def test_position_ids_and_seed_reach_the_model(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    overrides = ((), ("position_scheme=pose", "pose_target_length=8"), POSE, ("seed=1",))
+    contiguous, to_itself, pose, other = (trained(make_trainer(tmp_path, *words), 1) for words in overrides)
+    assert contiguous == to_itself and contiguous not in (pose, other)
 
 
-def test_olmo_loads_the_checkpoint_to_equal_logits(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path)
+@pytest.mark.parametrize(
+    "positions",
+    [
+        [],
+        ["model.rope=false", "model.alibi=true", "model.alibi_bias_max=8"],
+        ["model.rope=false", "model.alibi=true", "model.alibi_bias_max=.inf"],
+    ],
+    ids=["rope", "alibi", "nope"],
+)
+def test_olmo_loads_the_checkpoint_to_equal_logits(
+    positions: list[str], make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    trainer = make_trainer(tmp_path, *positions)
     folder = trainer.run()
+    assert folder == tmp_path / "step6-unsharded"
     token_ids_BS = torch.arange(16).reshape(2, 8)
     trainer._model.eval()
     trainer._rotary.set_position_ids(torch.arange(8)[None])
     with torch.inference_mode():
-        ours = trainer._model(token_ids_BS).logits
         stock = OLMo.from_checkpoint(folder)(token_ids_BS).logits
-    assert folder == tmp_path / "step6-unsharded"
-    assert torch.equal(ours, stock)
-    begun = make_trainer(tmp_path / "begun", f"load_path={folder}")
-    assert begun.step == 0 and same(begun._olmo.state_dict(), weights(folder))
+        assert torch.equal(trainer._model(token_ids_BS).logits, stock)
+    begun = make_trainer(tmp_path / "begun", *positions, f"load_path={folder}")
+    assert begun.step == 0
+    torch.testing.assert_close(begun._olmo.state_dict(), weights(folder), rtol=0, atol=0)
 
 
-def test_a_resumed_run_ends_at_the_same_weights_and_another_seed_does_not(
-    make_trainer: MakeTrainer, tmp_path: Path
-) -> None:
+def test_a_resumed_run_ends_at_the_same_weights(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     keeping = "save_num_unsharded_checkpoints_to_keep=2"
     whole = make_trainer(tmp_path / "whole", DROPOUT, *POSE, keeping).run()
-    other = make_trainer(tmp_path / "other", DROPOUT, *POSE, "seed=1").run()
     assert sorted(path.name for path in whole.parent.glob("step*")) == ["step4-unsharded", whole.name]
-    shutil.copytree(whole.parent, tmp_path / "resumed")
-    shutil.rmtree(tmp_path / "resumed" / whole.name)
+    resumed = shutil.copytree(whole.parent, tmp_path / "resumed", ignore=shutil.ignore_patterns(whole.name))
     torch.manual_seed(99)
-    trainer = make_trainer(tmp_path / "resumed", DROPOUT, *POSE, keeping)
+    trainer = make_trainer(resumed, DROPOUT, *POSE, keeping)
     assert trainer.step == 4
-    assert same(weights(trainer.run()), weights(whole))
-    assert not same(weights(other), weights(whole))
-    assert metrics(tmp_path / "resumed") == metrics(tmp_path / "whole")
+    torch.testing.assert_close(weights(trainer.run()), weights(whole), rtol=0, atol=0)
+    assert metrics(resumed) == metrics(whole.parent)
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path)
-    forward = trainer._model.forward
-
-    def fail_at_step_4(*arguments: Any, **named: Any) -> Any:
-        output = forward(*arguments, **named)
-        return output._replace(logits=output.logits * math.nan) if trainer.step == 3 else output
-
-    trainer._model.forward = fail_at_step_4  # type: ignore[method-assign]
-    with pytest.raises(InputError, match="step 4: loss nan nats"):
+    trainer = make_trainer(tmp_path, "optimizer.learning_rate=1e30", "save_interval=1")
+    with pytest.raises(InputError, match="step 2: loss nan nats"):
         trainer.run()
-    assert [path.name for path in tmp_path.glob("step*")] == ["step2-unsharded"]
-    assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "step2-unsharded").values())
+    assert [path.name for path in tmp_path.glob("step*")] == ["step1-unsharded"]
 
 
-def test_checkpointed_activations_are_computed_again_to_the_same_losses(
+def test_checkpointed_activations_are_computed_again_to_the_same_numbers(
     make_trainer: MakeTrainer, tmp_path: Path
 ) -> None:
     checkpointed = make_trainer(tmp_path, "activation_checkpointing=whole_layer")
     calls: list[Any] = []
     blocks_of(checkpointed._olmo)[0].register_forward_pre_hook(lambda *_: calls.append(1))
-    assert losses_of(checkpointed, 1, 2) == losses_of(make_trainer(tmp_path), 1, 2)
+    assert trained(checkpointed, 1, 2) == trained(make_trainer(tmp_path), 1, 2)
     assert len(calls) == 2 * 2 * 2  # two steps of two micro-batches, each forward and again in backward
 
 
-def naive_mean_loss(model: OLMo, texts_DL: torch.Tensor, context_length: int) -> float:
-    """One target at a time: every token but the first of each sequence, given those before it in there."""
-    losses = []
-    for sequence_L in texts_DL.reshape(-1, context_length):
-        for target in range(1, context_length):
-            log_probs = model(sequence_L[None, :target]).logits[0, -1].log_softmax(-1)
-            losses.append(-float(log_probs[sequence_L[target]]))
-    return float(np.mean(losses))
-
-
 @torch.no_grad()
-def test_the_held_out_loss_is_that_of_one_target_at_a_time(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    texts_DL = torch.randint(40, (3, 12), generator=torch.Generator().manual_seed(0))
-    for microbatch_tokens in (8, 32):
-        small = f"device_train_microbatch_tokens={microbatch_tokens}"
-        trainer = make_trainer(tmp_path, small, *POSE, "model.residual_dropout=0.2", "model.init_std=0.3")
-        trainer._config.eval_context_lengths = [4, 12]
-        trainer._held_out_DL = texts_DL
-        stock = OLMo(trainer._config.model).eval()
-        stock.load_state_dict(trainer._olmo.state_dict())
-        assert trainer._measure() == {
-            f"held_out_loss_nats_at_{length}": pytest.approx(
-                naive_mean_loss(stock, texts_DL, length), rel=1e-5
-            )
-            for length in (4, 12)
-        }
+@pytest.mark.parametrize("microbatch_tokens", [8, 32])
+def test_the_held_out_loss_is_that_of_one_target_at_a_time(
+    make_trainer: MakeTrainer, tmp_path: Path, microbatch_tokens: int
+) -> None:
+    """Of every token but the first of each sequence, given those before it in there."""
+    small = f"device_train_microbatch_tokens={microbatch_tokens}"
+    trainer = make_trainer(tmp_path, small, *POSE, "model.residual_dropout=0.2", "model.init_std=0.3")
+    trainer._config.eval_context_lengths = [4, 12]
+    trainer._held_out_DL = torch.randint(40, (3, 12), generator=torch.Generator().manual_seed(0))
+    found = trainer._measure()
+    stock = OLMo(trainer._config.model).eval()
+    stock.load_state_dict(trainer._olmo.state_dict())
+    for length in (4, 12):
+        losses = [
+            float(cross_entropy(stock(sequence_L[None, :target]).logits[0, -1], sequence_L[target]))
+            for sequence_L in trainer._held_out_DL.reshape(-1, length)
+            for target in range(1, length)
+        ]
+        assert found.pop(f"held_out_loss_nats_at_{length}") == pytest.approx(np.mean(losses), rel=1e-5)
+    assert not found
 
 
 @pytest.mark.parametrize(
@@ -220,79 +208,79 @@ def test_a_run_of_several_has_an_address(
         train(tmp_path, lambda: pytest.fail("it began"))
 
 
-STATE = {"model": {"weight": torch.arange(3)}, "optim": {"step": 1}, "train": {"step": 7}}
-
-
 @pytest.fixture
 def config(data: TokenizedData) -> PretrainConfig:
     return load_config(TINY, [], data)
+
+
+def save(run: Path, step: int, config: PretrainConfig) -> None:
+    state = {"model": {"weight": torch.arange(3)}, "optim": {"step": 1}, "train": {"step": step}}
+    save_checkpoint(run, step, config, state)
 
 
 def test_another_configuration_is_refused_by_what_changed(
     tmp_path: Path, config: PretrainConfig, data: TokenizedData
 ) -> None:
     assert not has_finished(tmp_path, config, 7)
-    save_checkpoint(tmp_path, 7, config, STATE)
+    save(tmp_path, 7, config)
     record = tmp_path / "step7-unsharded" / "config.yaml"
+    renamed = load_config(TINY, ["run_name=another", "eval_interval=7"], data)
+    other = load_config(TINY, ["seed=1", "optimizer.eps=0.5"], data)
     for _ in range(2):  # the second time of a run before the field, which had what is its default
-        assert has_finished(tmp_path, load_config(TINY, ["run_name=another", "eval_interval=7"], data), 7)
+        assert has_finished(tmp_path, renamed, 7)
         with pytest.raises(InputError, match="settings: optimizer.eps was 1e-08, now 0.5; seed was 0, now 1"):
-            has_finished(tmp_path, load_config(TINY, ["seed=1", "optimizer.eps=0.5"], data), 7)
+            has_finished(tmp_path, other, 7)
         (record.parent / "complete.json").unlink(missing_ok=True)
-        before_the_field = record.read_text().replace("eval_num_documents: 64\n", "attention_scaling: none\n")
-        record.write_text(before_the_field)
+        record.write_text(
+            record.read_text().replace("position_scheme: contiguous\n", "attention_scaling: none\n")
+        )
 
 
-FILES = ("config.yaml", "model.pt", "optim.pt", "train.pt")
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "truncated": (lambda path: os.truncate(path, 100), "has 100 bytes, not"),
-    "empty": (lambda path: os.truncate(path, 0), "has 0 bytes, not"),
-    "missing": (Path.unlink, "is missing"),
-    "one bit": (flip, "has not the SHA-256 of its manifest"),
+    "config.yaml": (lambda path: os.truncate(path, 100), "has 100 bytes, not"),
+    "model.pt": (lambda path: os.truncate(path, 0), "has 0 bytes, not"),
+    "optim.pt": (Path.unlink, "is missing"),
+    "train.pt": (flip, "has not the SHA-256 of its manifest"),
 }
 
 
-@pytest.mark.parametrize(("name", "damage"), list(zip(FILES, DAMAGES, strict=True)))
+@pytest.mark.parametrize("name", DAMAGES)
 def test_damage_is_refused_and_the_one_before_taken_once_it_is_removed(
-    name: str, damage: str, tmp_path: Path, config: PretrainConfig
+    name: str, tmp_path: Path, config: PretrainConfig
 ) -> None:
     for step in (7, 8):
-        save_checkpoint(tmp_path, step, config, STATE | {"train": {"step": step}})
+        save(tmp_path, step, config)
     assert newest_state(tmp_path)["train"]["step"] == 8
-    do, sentence = DAMAGES[damage]
-    do(tmp_path / "step8-unsharded" / name)
+    damage, sentence = DAMAGES[name]
+    damage(tmp_path / "step8-unsharded" / name)
     with pytest.raises(InputError, match=f"{name} {sentence}"):
         newest_state(tmp_path)
     shutil.rmtree(tmp_path / "step8-unsharded")
     assert newest_state(tmp_path)["train"]["step"] == 7
 
 
-def heads(num_tokens: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Queries, keys, values, of deviation 2, so that attention has something to choose."""
+@pytest.mark.parametrize("num_tokens", [1, 2, 64, 300])
+def test_in_bfloat16_its_error_is_of_the_size_of_the_fused_kernels(num_tokens: int) -> None:
+    """Queries, keys, values have deviation 2, so that attention has something to choose."""
     generator = torch.Generator().manual_seed(num_tokens)
-    draws = [2 * torch.randn(2, 4, num_tokens, 16, generator=generator) for _ in range(3)]
-    return [part.to(dtype).requires_grad_() for part in draws]
+    parts = [(2 * torch.randn(2, 4, num_tokens, 16, generator=generator)).bfloat16() for _ in range(3)]
+    kernel = scaled_dot_product_attention
 
+    def with_gradients(attend: Callable[..., torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+        """What is gathered, and the derivatives of a sum of it in which every value counts otherwise."""
+        inputs = [part.detach().to(dtype).requires_grad_() for part in parts]
+        attended = attend(*inputs, is_causal=True)
+        weights = torch.linspace(-1, 1, attended.numel()).view(attended.shape)
+        return [attended.detach(), *torch.autograd.grad((weights * attended.float()).sum(), inputs)]
 
-def with_gradients(attended: torch.Tensor, parts: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What was gathered, and the derivatives of a sum of it in which every value counts otherwise."""
-    weights = torch.linspace(-1, 1, attended.numel()).view(attended.shape)
-    return [attended.detach(), *torch.autograd.grad((weights * attended.float()).sum(), parts)]
-
-
-def test_in_bfloat16_its_error_is_of_the_size_of_the_fused_kernels() -> None:
-    for num_tokens in (1, 2, 64, 300):
-        parts = heads(num_tokens, torch.bfloat16)
-        exact_parts = [part.detach().double().requires_grad_() for part in parts]
-        exact = with_gradients(scaled_dot_product_attention(*exact_parts, is_causal=True), exact_parts)
-        fused = with_gradients(scaled_dot_product_attention(*parts, is_causal=True), parts)
-        composed = short_attention(scaled_dot_product_attention, *parts, is_causal=True)
-        ours = with_gradients(composed, parts)
-        for of_exact, of_fused, of_ours in zip(exact, fused, ours, strict=True):
-            assert of_ours.dtype == torch.bfloat16 and of_ours.shape == of_exact.shape
-            error, its_error = ((of - of_exact).double().norm() for of in (of_ours, of_fused))
-            assert error <= 5 * its_error, num_tokens
-    assert not torch.equal(fused[0], ours[0])
+    exact = with_gradients(kernel, torch.float64)
+    fused = with_gradients(kernel, torch.bfloat16)
+    ours = with_gradients(partial(short_attention, kernel), torch.bfloat16)
+    for of_exact, of_fused, of_ours in zip(exact, fused, ours, strict=True):
+        assert of_ours.dtype == torch.bfloat16 and of_ours.shape == of_exact.shape
+        error, its_error = ((of - of_exact).double().norm() for of in (of_ours, of_fused))
+        assert error <= 5 * its_error
+    assert num_tokens < 300 or not torch.equal(fused[0], ours[0])
 
 
 @pytest.fixture
@@ -303,7 +291,7 @@ def five(tmp_path: Path) -> TokenizedData:
 
 def batches_of(data: TokenizedData, batch_size: int) -> TrainingBatches:
     return TrainingBatches(
-        PretrainConfig(train_context_length=2, global_train_batch_size=batch_size, seed=0), data
+        PretrainConfig(train_context_length=2, global_train_batch_size=batch_size, seed=5), data
     )
 
 
@@ -324,10 +312,10 @@ def test_each_epoch_takes_every_sequence_once_in_another_order(five: TokenizedDa
     ]
     assert all(sorted(epoch) == [0, 1, 2, 3, 4] for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) > 1
-    assert epochs[3] == np.random.default_rng([0, 0, 3]).permutation(5).tolist()
+    assert epochs[3] == np.random.default_rng([5, 0, 3]).permutation(5).tolist()
     of_two = batches_of(five, 2)  # an incomplete batch is left out
     assert of_two.steps_per_epoch == 2
-    assert len({*of_two.sequence_indices(1).tolist(), *of_two.sequence_indices(2).tolist()}) == 4
+    assert len({*of_two.sequence_indices(1), *of_two.sequence_indices(2)}) == 4
 
 
 def test_pose_shifts_the_second_chunk_only() -> None:
@@ -371,7 +359,6 @@ def test_every_config_is_accepted_here_and_without_our_fields_by_olmo(
     OmegaConf.save(OmegaConf.create(plain), tmp_path / "plain.yaml")
     config = TrainConfig.load(tmp_path / "plain.yaml")
     assert config.model.d_model == values.model.d_model
-    assert config.optimizer.betas == (0.9, 0.95)
     ours = load_config(path, [], data)
     assert ours.global_train_batch_size * ours.sequence_length == values.global_train_batch_tokens
 
@@ -401,6 +388,7 @@ def test_every_config_is_accepted_here_and_without_our_fields_by_olmo(
         ("position_scheme=pose pose_target_length=128", "at least train_context_length, 256"),
         ("position_scheme=randomized", "randomized_target_length is None"),
         ("max_duration=0", "num_steps is 0"),
+        *((f"max_duration={text}", "max_duration") for text in ("long", "2e6X", "''", "2ep", "infT")),
         ("eval_context_lengths=[32,100]", "divide the longest"),
         ("max_duration=99", "scheduler.t_warmup is 100 steps, longer than max_duration '99'"),
     ],
@@ -415,10 +403,6 @@ def test_durations_are_steps_or_tokens() -> None:
     for text, num_steps in {1000: 1000, "1e3": 1000, "2e6T": 489, "4096T": 1, "4097T": 2}.items():
         config.max_duration = text
         assert config.num_steps == num_steps
-    for text in ("long", "2e6X", "", "2ep", "infT"):
-        config.max_duration = text
-        with pytest.raises(InputError, match="max_duration"):
-            _ = config.num_steps
 
 
 def test_warm_up_and_cosine_of_olmo_in_steps_or_tokens(data: TokenizedData) -> None:
