@@ -70,8 +70,8 @@ def answers(results: Path) -> Iterator[str]:
         interval_cell(models[model], name) for name in ("loss_difference", "document_specific_gain")
     )
     yield (
-        f"The distant context lowers the loss of {model} by {gain} nats per token; another document's distant"
-        f" context in its place raises it by {specific}."
+        f"{model} gains {gain} nats per token from the distant context, and {specific} from the text's own"
+        " rather than another document's."
     )
     if chosen is None:
         yield "How many tokens recover it was not measured: run influential_tokens with its default rules."

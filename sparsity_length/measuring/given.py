@@ -69,7 +69,6 @@ class GivenModel:
         rope: RopeScaling | Stair | str | None = None,
     ) -> None:
         rope = rope if isinstance(rope, RopeScaling | None) else RopeScaling.parse(str(rope))
-        self._trust_remote_code = trust_remote_code
         self._own_tokenizer: Path | None = None
         """Where that lies, if it is known."""
         if isinstance(model, str | Path):
@@ -107,8 +106,9 @@ class GivenModel:
                 f"the model is of type {type(model).__name__}; give a path, a name on the hub, or a causal LM"
                 " of transformers or ai2-olmo"
             )
-        # Several texts of one length are read by one model.
+        # Several texts of one length are read by one model, and all by one tokenizer.
         self._load = cache(self._load)
+        self._load_tokenizer = cache(partial(load_tokenizer, trust_remote_code=trust_remote_code))
 
     def tokenizer(
         self, given: Any = None, *, bos: str = "auto", special_tokens: bool = False
@@ -124,9 +124,7 @@ class GivenModel:
             )
         if isinstance(given, str):
             given = parse_tokenizer_name(given)
-        return load_tokenizer(
-            given, bos=bos, special_tokens=special_tokens, trust_remote_code=self._trust_remote_code
-        )
+        return self._load_tokenizer(given, bos=bos, special_tokens=special_tokens)
 
     def ready(
         self,
