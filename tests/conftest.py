@@ -7,15 +7,15 @@ processes other than its own. Its name, parameters included, must be the same in
 to make: every process collects all tests. Waiting needs a generous limit: the other processes keep the
 cores busy.
 
-A test runs a stage in this process (`stage.STAGE(words)`); only if it is about processes or the command
-does it start one (processes.py), whose imports take seconds.
+A test runs a stage in this process (`stage.STAGE(words)`). If it is about processes, it forks one
+(forked_stages.py); only if it is about the command does it start one, whose imports take seconds.
 """
 
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
@@ -27,10 +27,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # it would be another once the tree is edited, or committed to, while the tests run.
 os.environ["GIT_DIR"] = os.devnull
 
+import forked_stages
 import pytest
 
 # torch and olmo are imported late: the process that only deals the tests out starts in an instant without.
 if TYPE_CHECKING:
+    import execnet
     from olmo.model import OLMo
 
 LONGEST_FIRST = (
@@ -76,9 +78,21 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hide the GPUs from all tests but those marked gpu: the others' numbers are a CPU's on any machine."""
+    """Hide the GPUs from all tests but those marked gpu: the others' numbers are a CPU's on any machine.
+
+    The processes of pytest-xdist share the one that forks programs.
+    """
     if "gpu" not in config.option.markexpr:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if config.getoption("numprocesses", None):  # None in those that run tests
+        forked_stages.share_one_server()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: "Sequence[execnet.XSpec]") -> None:
+    """Fork the processes of tests from one that has imported the libraries, which costs each ten seconds."""
+    for spec in specs:
+        spec.python = str(forked_stages.python_that_forks())
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -34,6 +34,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+import forked_stages
 import pandas as pd
 import pytest
 from cosmic_ray.ast import ast_nodes, get_ast
@@ -47,19 +48,6 @@ SOURCES = [
     for name in ("measuring", "models", "results", "text")
     for path in sorted((ROOT / "sparsity_length" / name).glob("*.py"))
 ]
-LIBRARIES = (
-    "olmo.model",
-    "olmo.optim",
-    "torch.distributed.fsdp",
-    "pyarrow.parquet",
-    "nbclient",
-    "accelerate",
-    "matplotlib.pyplot",
-    "scipy.stats",
-    "statsmodels.api",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.gpt_neox.modeling_gpt_neox",
-)
 OUT = ROOT / "runs" / "mutants"
 RESULTS = ROOT / "tests" / "mutants.jsonl"
 EQUIVALENT = ROOT / "tests" / "equivalent_mutants.json"
@@ -196,7 +184,8 @@ def main() -> None:
     arguments = parser.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
     os.environ["COVERAGE_FILE"] = str(OUT / ".coverage")
-    for library in LIBRARIES:
+    forked_stages.share_one_server()
+    for library in forked_stages.LIBRARIES:
         importlib.import_module(library)
     recorded = OUT / "tests.json"
     if not recorded.exists():

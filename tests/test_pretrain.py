@@ -6,8 +6,8 @@ import signal
 import subprocess
 from pathlib import Path
 
+import forked_stages
 import numpy as np
-import processes
 import pytest
 import torch
 from measured_documents import contents, flip, write_data
@@ -70,9 +70,9 @@ def test_a_run_that_was_ended_goes_on_to_the_same_weights(
 ) -> None:
     """From another directory, as a stage must not depend on where it is called."""
     run = tmp_path / "run"
-    words = processes.command(ROOT / "pipeline" / "pretrain.py", *command_line(data, run))
+    words = forked_stages.command(ROOT / "pipeline" / "pretrain.py", *command_line(data, run))
     begun = subprocess.Popen(words, cwd=tmp_path)
-    processes.wait_for(run / "step40-unsharded" / "model.pt")
+    forked_stages.wait_for(run / "step40-unsharded" / "model.pt")
     with pytest.raises(InputError, match="in use by another program"):
         run_here(data, run)
     begun.send_signal(number)
@@ -98,7 +98,7 @@ def test_two_ranks_train_on_the_batches_of_one(strategy: str, data: Path, tmp_pa
     )
     runs = (tmp_path / "one", tmp_path / "two")
     words = command_line(data, runs[1], *steps, f"distributed_strategy={strategy}")
-    with processes.ranks("pipeline/pretrain.py", *words, cwd=tmp_path):
+    with forked_stages.ranks("pipeline/pretrain.py", *words, cwd=tmp_path):
         run_here(data, runs[0], *steps)
     one, two = (
         [value for line in metrics(run) for name, value in line.items() if "loss_nats" in name]

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import forked_stages
 import nbformat
-import processes
 import pytest
 from hugging_face_families import save_model
 from measured_documents import json_lines
@@ -39,7 +39,7 @@ FIGURES = {
 def test_all_notebooks_run_anywhere(trained: Path, tmp_path: Path) -> None:
     # Relative to where it is typed, which is not where a kernel runs.
     words = ["--results", os.path.relpath(trained, tmp_path), "--figures", "figures"]
-    program = processes.command(ROOT / "analysis" / "run_notebooks.py", *words)
+    program = forked_stages.command(ROOT / "analysis" / "run_notebooks.py", *words)
     done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not (ROOT / "figures").exists()

@@ -16,11 +16,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import processes
+import forked_stages
 import pytest
 import torch
+from forked_stages import stand_ins, until
 from measured_documents import json_lines, run
-from processes import until
 from sparsity_length.programs import loss_differences, tokenize_c4
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -156,7 +156,7 @@ def slurm() -> Iterator[LocalSlurm]:
 
 # The proxies lead nowhere: whatever asks for a network is refused, as on a compute node.
 CLUSTER_ENV = f"""
-export PATH={Path(sys.executable).parent}:$PATH OMP_NUM_THREADS={os.environ["OMP_NUM_THREADS"]}
+export PATH={{programs}}:{Path(sys.executable).parent}:$PATH OMP_NUM_THREADS={os.environ["OMP_NUM_THREADS"]}
 STUDY=study.yaml
 export http_proxy=http://127.0.0.1:9 https_proxy=http://127.0.0.1:9 all_proxy=http://127.0.0.1:9
 """
@@ -209,14 +209,20 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What stands in for the `python` and `torchrun` of jobs, which saves the imports."""
+    return stand_ins(tmp_path_factory.mktemp("programs"))
+
+
 @pytest.fixture
-def root(text: Path, tmp_path: Path) -> Path:
+def root(text: Path, tmp_path: Path, programs: Path) -> Path:
     """The repository's root as far as jobs need it, with a study.yaml, and the text."""
     root = tmp_path / "checkout"
     shutil.copytree(ROOT / "slurm", root / "slurm", ignore=shutil.ignore_patterns("cluster.env"))
     for folder in (ROOT / "pipeline", ROOT / "olmo_configs", text):
         (root / folder.name).symlink_to(folder)
-    (root / "slurm" / "cluster.env").write_text(CLUSTER_ENV)
+    (root / "slurm" / "cluster.env").write_text(CLUSTER_ENV.format(programs=programs))
     (root / "study.yaml").write_text(STUDY)
     return root
 
@@ -318,9 +324,9 @@ def test_two_nodes_train_one_model_and_go_on_after_a_requeue(
     words = ["olmo_configs/tiny.yaml", "--data", "run/data", *SMALL, *intervals, "--save-folder"]
     job = ["--nodes=2", "--job-name=stopped", "--output=run/logs/%x-%j.log", "slurm/pretrain.sh"]
     job_id = slurm.said("sbatch", "--parsable", *job, *words, str(stopped), cwd=root)
-    with processes.ranks("pipeline/pretrain.py", *words, str(whole), cwd=root):
+    with forked_stages.ranks("pipeline/pretrain.py", *words, str(whole), cwd=root):
         metrics = stopped / "metrics.jsonl"
-        processes.wait_for(metrics)
+        forked_stages.wait_for(metrics)
         # As --signal=B:USR1@120 of the script has Slurm do two minutes before the time limit.
         slurm.said("scancel", "--batch", "--signal=USR1", job_id)
     (ended,) = slurm.wait(job_id)
