@@ -421,7 +421,7 @@ def test_a_study_goes_on_where_a_stage_failed_and_sees_what_changed(folder: Path
     # Two shards, which two processes measure, and one.
     measure = ["evaluation.max_documents=40"]
     whole = of_text(*measure, "--jobs", "2")
-    assert "The distant context lowers the loss" in whole.stdout
+    assert "nats per token from the distant context" in whole.stdout
     results = Results(folder / "run" / "results" / "tiny").frame("loss_differences")
     assert set(results["model"]) == {"tiny-short-seed0", "tiny-long-seed1"}
     along = Results(folder / "run" / "along_training" / "results" / "tiny").frame("loss_differences")
@@ -501,7 +501,7 @@ def test_a_study_of_existing_models_runs_to_its_summary(study: str, tmp_path: Pa
     names = {name_of(checkpoint) for checkpoint in checkpoints}
     words = [f"olmo_configs/studies/{study}.yaml", *FEW_DOCUMENTS]
     done = run(tmp_path, *words)
-    assert "The distant context lowers the loss" in done.stdout
+    assert "nats per token from the distant context" in done.stdout
     results = Results(tmp_path / "runs" / study / "results")
     assert set(results.frame("loss_differences")["model"]) == names
     evaluators = set(results.frame("sparse_context_losses")["evaluator"]) - {"the same model"}
