@@ -1,7 +1,7 @@
 """Functions of k marked bits, beyond the trained length.
 
-Plan: analysis/LOG.md, 2026-11-27 (C): parity, OR, majority, the last marked bit, look-up, with k of 9 bits,
-trained at 18 tokens.
+Plans: analysis/LOG.md, 2026-11-27 (C: parity, OR, majority, the last marked bit, look-up, with k of 9 bits,
+trained at 18 tokens) and 2026-11-29 (twelve seeds of parity, trained until 99.5 % are right).
 """
 
 from collections.abc import Hashable, Iterable
@@ -18,8 +18,11 @@ from sparsity_length.results.statistics import Interval, ratio_of_sums
 
 FUNCTIONS = {"parity": "parity", "or": "OR", "majority": "majority", "last": "last bit", "lookup": "look-up"}
 """Name of a function -> that in tables and figures."""
+FEW = (1, 2)
 MANY = range(5, 9)
-"""k of many bits, as planned."""
+"""k of few and of many bits, as planned."""
+SMALL = 0.1
+"""A fall of accuracy that is none, as planned."""
 HOLDS = 0.9
 """Least accuracy of what holds at length, as planned; chance is 0.5."""
 
@@ -73,6 +76,37 @@ def verdict(accuracy: pd.DataFrame) -> str:
     return "refuted" if of_or >= HOLDS else "supported" if of_or <= 0.6 else "inconclusive"
 
 
+def fall(accuracy: pd.DataFrame) -> Interval:
+    """Accuracy of parity of few bits minus that of many, at the longest size, with Student's interval."""
+    return student(by_seed(accuracy, "parity", FEW) - by_seed(accuracy, "parity", MANY))
+
+
+def fall_verdict(accuracy: pd.DataFrame) -> str:
+    """Does parity fall with k in models that have learned it? Rule of 2026-11-29.
+
+    All twelve seeds, and those alone that reached 99.5 %, must say the same, and one bit must hold: a model
+    that loses a single bit fails by something else than the number.
+    """
+    one = by_seed(accuracy, "parity", [1])
+    if len(one) < 12 or one.mean() < HOLDS:
+        return "inconclusive"
+    falls = [fall(accuracy), fall(accuracy[accuracy["is_learnt"]])]
+    if all(found.low > SMALL for found in falls):
+        return "supported"
+    is_small = all(found.low > -SMALL and found.high < SMALL for found in falls)
+    return "refuted" if is_small else "inconclusive"
+
+
+def agreement_with_or(examples: pd.DataFrame) -> pd.Series:
+    """Of each seed, the fraction of its answers for two bits or more, at the longest size, that are OR's.
+
+    For one bit OR is parity.
+    """
+    rows = examples[(examples["size"] == examples["size"].max()) & (examples["sparsity"] > 1)]
+    is_or = rows["decisive_tokens"].str.contains("1") == (rows["answer"] == "1")
+    return is_or.groupby(rows["seed"]).mean()
+
+
 def _draw_function(ax: Axes, accuracy: pd.DataFrame, function: str, style: drawing.Style) -> float:
     """The mean of those seeds that learned the function, and behind it every seed; the last mean, percent."""
     rows = accuracy[(accuracy["task"] == f"sparse_{function}") & (accuracy["size"] == accuracy["size"].max())]
@@ -83,23 +117,27 @@ def _draw_function(ax: Axes, accuracy: pd.DataFrame, function: str, style: drawi
     return drawing.draw_line(ax, means.index, means.to_frame(), "exact_match", style, words, scale=100)
 
 
-def figure_of(functions: pd.DataFrame) -> Figure:
-    """Accuracy by k at ten times the trained length: a line per function, and the seeds of parity and OR."""
-    figure, (ax,) = drawing.panels(1, 2.8)
+def figure_of(functions: pd.DataFrame, trained_on: pd.DataFrame) -> Figure:
+    """Accuracy by k at ten times the trained length: a line per function, and parity trained to 99.5 %."""
+    figure, (ax, right) = drawing.panels(2, 2.8)
     colors = {"parity": drawing.VERMILION, "or": drawing.BLUE}
     last = {}
     for marker, name in zip("osD^v", FUNCTIONS, strict=True):
         style = drawing.solid(colors.get(name, "#B5B5B5"), marker)
         last[name] = _draw_function(ax, functions, name, style)
-    drawing.name_level(ax, 50, "chance", below=True)
-    ax.set(xlabel="marked bits k", ylabel="accuracy (%)", ylim=(35, 103))
+    _draw_function(right, trained_on, "parity", drawing.solid(drawing.VERMILION))
+    ax.set(title="five functions", ylabel="accuracy (%)", ylim=(35, 103))
+    right.set(title="parity, trained to 99.5%")
+    for panel in (ax, right):
+        drawing.name_level(panel, 50, "chance", below=True)
+        panel.set(xlabel="marked bits k", xticks=range(1, 9))
     one = 100 * by_seed(functions[functions["is_learnt"]], "parity", [1]).mean()
     drawing.put_title(
         figure,
         f"At ten times the trained length, OR of 8 bits is right in {last['or']:.0f}% of cases, parity of a"
         f" single bit in {one:.0f}%",
         "thick: means of the seeds that learned the task",
-        "thin: every seed of parity and OR, the one left out included",
+        f"thin: every seed of OR and parity (right: {trained_on['seed'].nunique()})",
         "180 tokens",
     )
     return figure

@@ -143,6 +143,36 @@ def test_the_number_is_blamed_or_cleared_only_if_one_bit_holds(
     assert marked_bits.verdict(accuracy) == word
 
 
+@pytest.mark.parametrize(
+    ("num_seeds", "few", "many", "word"),
+    [
+        (12, 0.95, 0.6, "supported"),
+        (12, 0.95, 0.93, "refuted"),
+        (12, 0.95, 0.86, "inconclusive"),
+        (12, 0.6, 0.5, "inconclusive"),
+        (11, 0.95, 0.6, "inconclusive"),
+    ],
+)
+def test_parity_falls_with_k_by_the_rule(num_seeds: int, few: float, many: float, word: str) -> None:
+    spread = [0.05 * (seed % 3 - 1) for seed in range(num_seeds)]
+    accuracy = seeds("parity", [[few, few, 0.8, 0.8, *[many + more] * 4] for more in spread])
+    assert marked_bits.fall_verdict(accuracy) == word
+
+
+def test_answers_of_or_are_counted_beyond_one_bit_at_the_longest_size() -> None:
+    columns = ["seed", "size", "sparsity", "decisive_tokens", "answer"]
+    rows = [
+        (4, 180, 2, "* 1 * 1", "1"),  # parity is 0
+        (4, 180, 2, "* 0 * 0", "0"),
+        (4, 180, 3, "* 1 * 1 * 0", "0"),
+        (4, 180, 1, "* 1", "0"),
+        (4, 18, 2, "* 1 * 1", "0"),
+        (5, 180, 2, "* 0 * 1", "1"),
+    ]
+    agreement = marked_bits.agreement_with_or(pd.DataFrame(rows, columns=columns))
+    assert agreement.to_dict() == {4: pytest.approx(2 / 3), 5: 1}
+
+
 def test_newcombe_of_a_difference_by_hand() -> None:
     """His example: 56 of 70 minus 48 of 80 is 0.2, [0.0524, 0.3339], by Wilson's ends of both."""
     columns = ["size", "sparsity", "exact_match", "exact_match_low", "exact_match_high"]
