@@ -72,9 +72,15 @@ def until(holds: Callable[[], object], seconds: float, say: Callable[[], object]
         time.sleep(0.05)
 
 
-def wait_for(path: Path) -> None:
-    """Wait until a file holds something."""
-    until(lambda: path.exists() and path.stat().st_size, 240, lambda: f"no {path} within 240 s")
+def wait_for(path: Path, writer: "subprocess.Popen[bytes] | None" = None) -> None:
+    """Wait until a file holds something, as long as who writes it lives."""
+
+    def is_over() -> bool:
+        is_written = path.exists() and path.stat().st_size > 0
+        return is_written or (writer is not None and writer.poll() is not None)
+
+    until(is_over, 240, lambda: f"no {path} within 240 s")
+    assert path.exists(), f"{path} was not written"
 
 
 @contextmanager

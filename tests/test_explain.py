@@ -145,7 +145,7 @@ def test_a_whole_is_the_sum_of_its_tokens(
     other = load_tokenizer(model).read(f"{BEFORE}{instead}").token_ids_N if instead else before
     fork = len(commonprefix([own.tolist(), other.tolist()]))
     length = first + 1 if instead else len(own)
-    *_, third, fourth, searched = foreign[: 4 * length].reshape(4, length)
+    _, *trials, searched = foreign[: 4 * length].reshape(4, length)
     near = first - S
 
     def score(context: np.ndarray) -> float:
@@ -166,8 +166,8 @@ def test_a_whole_is_the_sum_of_its_tokens(
     (found,) = explain(f"{text}, and", model, **asked, sources=2).targets
     spans = [range(source["source_position"], source["source_end"]) for source in found["sources"]]
     left_out = np.setdiff1d(range(near), np.concatenate(spans))
-    without = [score(swapped(own, one, slice(near))) for one in (third, fourth)]
-    back = [score(swapped(own, one, left_out)) for one in (third, fourth)]
+    without = [score(swapped(own, one, slice(near))) for one in trials]
+    back = [score(swapped(own, one, left_out)) for one in trials]
     assert found["total_effect"] == pytest.approx(full - np.mean(without), abs=5e-5)
     recovered = found["recovered"] * found["total_effect"]
     assert recovered == pytest.approx(np.mean(back) - np.mean(without), abs=1e-4)
@@ -267,6 +267,7 @@ def test_instead_compares_what_at_names(which: dict[str, Any], own: str, model: 
     found = explain(text, model, **FLAGS, **which, instead="20,000")
     difference = log_p(stock, context, own_ids) - log_p(stock, context, other_ids)
     assert found.facts["contrast"] == [own, "20,000", pytest.approx(difference, abs=5e-5)]
+    assert f"“{own}” is so many times as likely as “20,000”" in str(found)
 
 
 ROLES = "{% for m in messages %}<|im_start|>{{ m.role }}: "
@@ -324,7 +325,7 @@ def test_a_chat_s_other_messages_are_the_template_s(model: Path, caplog: pytest.
 
 @pytest.mark.parametrize("place", ["generation_config", "config"])
 def test_an_answer_ends_at_any_of_the_end_tokens(model: Path, place: str) -> None:
-    """Of the generation configuration and the configuration, as with the stock model."""
+    """Those of the model's generation configuration, or of its configuration."""
     stock = AutoModelForCausalLM.from_pretrained(model).float().eval()
     asked = {"tokenizer": str(model), "short_context_length": S, "generate": 6, "targets": 1}
     whole = explain(TEXT, stock, **asked).text.token_ids_N.tolist()
@@ -466,6 +467,7 @@ def test_what_is_printed(
     shown = said.partition("\n")[0]
     assert TEXT.rstrip().endswith(shown.rstrip()) and len(shown) > 30 and "\x1b" not in said
     assert "of which the last 64 are measured" in caplog.text
+    assert f"Predicted tokens: {64 - S - 2}. Perplexity" in said
     (tmp_path / "text").write_text(HOSTILE)
     _, said, _ = typed(*words)
     assert not set(said) & set("\x1b\x07\x9b\u202e\u2066")

@@ -96,7 +96,7 @@ NOT_RUN = {
     r"studies/gpu\.yaml$": "it needs a GPU",
     r"\bload_path=": "tests/training/test_training_loop.py begins a run so",
     r"benchmarks/(leave_one_out|explain_\w+|screen|training)\.py": "tests/test_benchmarks_run.py runs them",
-    r"benchmarks/peers\.py": "its tools are not installed",
+    r"benchmarks/peers\.py": "inseq and flashtrace are not installed",
     r"explain .*(--at|--chat) ": "tests/test_explain.py explains predictions and chats",
     r"^python -m sparsity_length\.figures": "tests/analysis: test_numbers_of_pages, test_synthetic_tasks",
     r"^python -m sparsity_length\.results": "tests/results and tests/analysis run it",

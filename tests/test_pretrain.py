@@ -72,7 +72,7 @@ def test_a_run_that_was_ended_goes_on_to_the_same_weights(
     run = tmp_path / "run"
     words = forked_stages.command(ROOT / "pipeline" / "pretrain.py", *command_line(data, run))
     begun = subprocess.Popen(words, cwd=tmp_path)
-    forked_stages.wait_for(run / "step40-unsharded" / "model.pt")
+    forked_stages.wait_for(run / "step40-unsharded" / "model.pt", begun)
     with pytest.raises(InputError, match="in use by another program"):
         run_here(data, run)
     begun.send_signal(number)
@@ -148,4 +148,4 @@ def test_tokens_of_another_content_are_refused_at_a_start_and_when_going_on(
     for run in (tmp_path / "new", going_on):
         with pytest.raises(InputError, match=r"part-00000.npy has not the SHA-256 of its manifest"):
             run_here(damaged, run, *SHORT)
-    assert contents(tmp_path) == before
+    assert contents(tmp_path) == before and not (tmp_path / "new").exists()

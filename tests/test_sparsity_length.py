@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -104,6 +105,8 @@ def test_the_numbers_are_those_of_the_stages(
         )
         chosen = selected.query("distant_context == 'own'")
         assert found["source_position"].tolist() == chosen["context_position"].tolist()
+        words_of_ids = [f"w{id_}" for id_ in chosen["context_token_id"]]
+        assert found["source_token"].str.strip().tolist() == words_of_ids
         np.testing.assert_allclose(found["influence"], chosen["influence"], atol=5e-6)
         at_k = found[found["rank"].isin([1, 2, 4])]
         assert found.drop(at_k.index)["sparse_context_loss"].isna().all()
@@ -165,6 +168,9 @@ def test_a_text_of_several_chunks_has_a_row_a_token_and_the_stock_model_s_losses
     joined = chosen.merge(frame, on=["position", "token"], suffixes=("", "_of_losses"))
     same = joined[joined["num_long_context_tokens"] == joined["position"]]
     np.testing.assert_allclose(same["long_context_loss"], same["long_context_loss_of_losses"], atol=2e-5)
+    # As many tokens exactly as there are.
+    few = partial(influential_tokens, text, model, bpe, short_context_length=S, num_targets=3, k=(1, 30))
+    pd.testing.assert_frame_equal(few(screen=57), few())
 
 
 def test_models_tokenizers_and_texts_of_every_kind_tell_the_same(llama: Path, bpe: Tokenizer) -> None:
@@ -229,6 +235,8 @@ def test_many_texts_give_a_list_of_what_each_gives_alone(llama: Path) -> None:
     [
         (pd.DataFrame({"a": [TEXT]}), {}, "texts are of type DataFrame; give a string"),
         (TEXT.encode(), {}, "texts are of type bytes"),
+        (None, {}, "texts are of type NoneType"),
+        (np.array(TEXT), {}, "texts are of type ndarray"),
         ([], {}, "there is nothing to measure"),
         ([TEXT, 3], {}, "a text is a string"),
         ([-1] * 60, {}, "whole numbers from 0 on"),
@@ -237,7 +245,8 @@ def test_many_texts_give_a_list_of_what_each_gives_alone(llama: Path) -> None:
         (pd.DataFrame({"a": [TEXT]}), {"targets": 2}, "one column of a table"),
         ([], {"targets": 1}, "the text is empty, or there are no messages"),
         (np.array([], int), {"targets": 1}, "the text is empty, or there are no messages"),
-        ([5, 6], {"generate": 6, "swap_text": "a"}, "and 32 are needed"),  # four times the answer's too
+        # Four swaps, each as long as text and answer.
+        ([5, 6], {"generate": 6, "swap_text": "a"}, "and 32 are needed"),
         (TEXT, {"at": "mat", "instead": " "}, "--instead compares two words, not “mat” with “”"),
         (TEXT, {"at": "mat", "instead": " mat "}, "compares two words, not “mat” with “mat”"),
         (TEXT, {"model": {}}, "the model is of type dict; give a path"),
@@ -265,7 +274,8 @@ def test_many_texts_give_a_list_of_what_each_gives_alone(llama: Path) -> None:
         (TEXT, {"num_targets": np.bool_(True)}, "targets_per_chunk: True is not a whole number"),
         (TEXT, {"context_lengths": b"9"}, "context_lengths: b'9' is not a whole number"),
         (TEXT, {"rule": ["recency", "random"]}, "unknown rule"),
-        (TEXT, {"bos": 5}, "unknown bos '5'"),
+        (TEXT, {"bos": [5]}, "unknown bos"),
+        (TEXT, {"tokenizer": []}, "the tokenizer is of type list"),
         (TEXT, {"special_tokens": "no"}, "special_tokens: .no. is neither True nor False"),
         (TEXT, {"dtype": 5}, "'5' is not a dtype"),
         (TEXT, {"rope": 5}, "must be KIND:FACTOR"),

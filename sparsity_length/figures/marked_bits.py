@@ -107,37 +107,50 @@ def agreement_with_or(examples: pd.DataFrame) -> pd.Series:
     return is_or.groupby(rows["seed"]).mean()
 
 
-def _draw_function(ax: Axes, accuracy: pd.DataFrame, function: str, style: drawing.Style) -> float:
-    """The mean of those seeds that learned the function, and behind it every seed; the last mean, percent."""
+def or_as_parity(examples: pd.DataFrame) -> pd.Series:
+    """Accuracy, by k, of whoever answers OR in these examples of parity at the longest size: `is_right`."""
+    rows = examples[examples["size"] == examples["size"].max()]
+    num_ones = rows["decisive_tokens"].str.count("1")
+    is_right = (num_ones > 0) == (num_ones % 2 == 1)
+    return is_right.groupby(rows["sparsity"]).mean().rename("is_right")
+
+
+def _draw_function(ax: Axes, accuracy: pd.DataFrame, function: str, style: drawing.Style) -> None:
+    """The mean of those seeds that learned the function, and behind it every seed."""
     rows = accuracy[(accuracy["task"] == f"sparse_{function}") & (accuracy["size"] == accuracy["size"].max())]
     if style["color"] in (drawing.VERMILION, drawing.BLUE):  # seeds of all would hide those that decide
         drawing.draw_seeds(ax, rows, "sparsity", "exact_match", style, scale=100)
     means = rows[rows["is_learnt"]].groupby("sparsity")["exact_match"].mean()
     words = FUNCTIONS[function]
-    return drawing.draw_line(ax, means.index, means.to_frame(), "exact_match", style, words, scale=100)
+    drawing.draw_line(ax, means.index, means.to_frame(), "exact_match", style, words, scale=100)
 
 
-def figure_of(functions: pd.DataFrame, trained_on: pd.DataFrame) -> Figure:
-    """Accuracy by k at ten times the trained length: a line per function, and parity trained to 99.5 %."""
+def figure_of(functions: pd.DataFrame, longer_trained: pd.DataFrame, examples: pd.DataFrame) -> Figure:
+    """Accuracy by k at ten times the trained length: a line per function, and parity trained to 99.5 %.
+
+    Beside the latter, how often OR would be right in its `examples`.
+    """
     figure, (ax, right) = drawing.panels(2, 2.8)
     colors = {"parity": drawing.VERMILION, "or": drawing.BLUE}
-    last = {}
     for marker, name in zip("osD^v", FUNCTIONS, strict=True):
-        style = drawing.solid(colors.get(name, "#B5B5B5"), marker)
-        last[name] = _draw_function(ax, functions, name, style)
-    _draw_function(right, trained_on, "parity", drawing.solid(drawing.VERMILION))
+        _draw_function(ax, functions, name, drawing.solid(colors.get(name, "#B5B5B5"), marker))
+    _draw_function(right, longer_trained, "parity", drawing.solid(drawing.VERMILION))
+    of_or = or_as_parity(examples).to_frame()
+    drawing.draw_line(
+        right, of_or.index, of_or, "is_right", drawing.solid(drawing.BLUE, "s"), "OR's answers", scale=100
+    )
     ax.set(title="five functions", ylabel="accuracy (%)", ylim=(35, 103))
     right.set(title="parity, trained to 99.5%")
     for panel in (ax, right):
         drawing.name_level(panel, 50, "chance", below=True)
         panel.set(xlabel="marked bits k", xticks=range(1, 9))
-    one = 100 * by_seed(functions[functions["is_learnt"]], "parity", [1]).mean()
+    one, eight = (by_seed(longer_trained, "parity", [k]).mean() for k in (1, 8))
     drawing.put_title(
         figure,
-        f"At ten times the trained length, OR of 8 bits is right in {last['or']:.0f}% of cases, parity of a"
-        f" single bit in {one:.0f}%",
+        "At ten times the trained length, parity trained to 99.5% is right about as often as OR's"
+        f" answers: {one:.0%} for one bit, {eight:.0%} for 8",
         "thick: means of the seeds that learned the task",
-        f"thin: every seed of OR and parity (right: {trained_on['seed'].nunique()})",
+        f"thin: every seed of OR and parity (right: {longer_trained['seed'].nunique()})",
         "180 tokens",
     )
     return figure

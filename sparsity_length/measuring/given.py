@@ -15,7 +15,7 @@ A tokenizer may be larger than the model if no text uses the rest.
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,7 @@ class GivenModel:
         rope: RopeScaling | Stair | str | None = None,
     ) -> None:
         rope = rope if isinstance(rope, RopeScaling | None) else RopeScaling.parse(str(rope))
+        self._trust_remote_code = trust_remote_code
         self._own_tokenizer: Path | None = None
         """Where that lies, if it is known."""
         if isinstance(model, str | Path):
@@ -106,9 +107,13 @@ class GivenModel:
                 f"the model is of type {type(model).__name__}; give a path, a name on the hub, or a causal LM"
                 " of transformers or ai2-olmo"
             )
-        # Several texts of one length are read by one model, and all by one tokenizer.
+        # Several texts of one length are read by one model.
         self._load = cache(self._load)
-        self._load_tokenizer = cache(partial(load_tokenizer, trust_remote_code=trust_remote_code))
+
+    @cached_property
+    def _own(self) -> DocumentTokenizer:
+        """The model's own tokenizer, loaded once: that takes a second or two."""
+        return load_tokenizer(self._own_tokenizer, trust_remote_code=self._trust_remote_code)
 
     def tokenizer(
         self, given: Any = None, *, bos: str = "auto", special_tokens: bool = False
@@ -122,9 +127,13 @@ class GivenModel:
             raise InputError(
                 f"{self.name} comes without its tokenizer: give it too, as tokenizer=… or --tokenizer"
             )
+        if given is self._own_tokenizer and (bos, special_tokens) == ("auto", False):
+            return self._own
         if isinstance(given, str):
             given = parse_tokenizer_name(given)
-        return self._load_tokenizer(given, bos=bos, special_tokens=special_tokens)
+        return load_tokenizer(
+            given, bos=bos, special_tokens=special_tokens, trust_remote_code=self._trust_remote_code
+        )
 
     def ready(
         self,
@@ -143,7 +152,7 @@ class GivenModel:
         refuse_foreign_tokens(
             model.vocabulary_size,
             self.name,
-            self.tokenizer() if self._own_tokenizer else None,
+            self._own if self._own_tokenizer else None,
             [np.array(bos_token_ids, dtype=np.int64), *texts],
             tokenizer,
         )

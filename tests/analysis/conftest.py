@@ -11,7 +11,7 @@ matplotlib.use("agg")
 
 @pytest.fixture(scope="session")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of models of which nothing is told."""
+    """Results that do not say how their models were trained."""
     return write_results(tmp_path_factory.mktemp("demo") / "results")
 
 

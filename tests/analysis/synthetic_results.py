@@ -27,7 +27,7 @@ SETTINGS = {
     "k": KS,
 }
 SELECTION_BONUS = {"leave_one_out": 0.08, "recency": 0.01, "random": 0.0}
-"""Nats a doubling of k + 1."""
+"""Nats per doubling of k + 1."""
 RULE_STRENGTH = {"leave_one_out": 1.0, "recency": 0.4, "random": 0.1}
 """Part of the gain that a rule's 16 tokens recover."""
 NUM_DOCUMENTS = 24

@@ -14,6 +14,7 @@ from sparsity_length.programs import influential_tokens, length_interference, to
 
 from sparsity_length.figures import distance, interference
 from sparsity_length.figures.reach import PLAIN, YARN
+from sparsity_length.figures.read import interval_of
 from sparsity_length.results.read import Results
 from sparsity_length.text.folder import TokenizedData
 
@@ -65,7 +66,14 @@ def test_planted_slopes_are_found(planted: float, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "nats", "share", "lowest", "control", "verdict"),  # the first with the p-value of all
+    (
+        "ratio",
+        "nats",
+        "share",
+        "lowest",
+        "control",
+        "verdict",
+    ),  # the first with the p-value of the three planned outcomes
     [
         ((0.1, 0.3, 0.001), (0.1, 0.2), (-0.1, 0.1), (0.05, 0.3), (0.0, 0.2), "supported"),
         ((0.1, 0.3, 0.06), (0.1, 0.2), (-0.1, 0.1), (0.05, 0.3), (0.0, 0.2), "inconclusive"),
@@ -195,7 +203,7 @@ GAPS = {PLAIN: {2048: 0.5, 4096: 0.2, 9216: -0.4}, YARN: {2048: 0.6, 4096: 0.5, 
 MEAN_FALL = GAPS[PLAIN][4096] - GAPS[PLAIN][9216]
 
 
-def planted_targets(times: float, seed: int, num_texts: int = 24, noise: float = 0.15) -> pd.DataFrame:
+def planted_targets(times: float, seed: int, num_texts: int, noise: float) -> pd.DataFrame:
     """Slopes of so many times the smallest effect; those of the controls are larger, and not straight."""
     rng = np.random.default_rng(seed)
     texts = np.repeat(np.arange(num_texts), 8)
@@ -231,19 +239,22 @@ def test_planted_slopes_are_returned() -> None:
     planted = {name: 2 * outcome.sign * outcome.smallest for name, outcome in distance.OUTCOMES.items()}
     planted[distance.READABLE] = 2 * (0.02 + 0.1 * MEAN_FALL)
     drawn = [
-        distance.known_targets(planted_targets(2, seed, noise=0.05), "mean_log2_k") for seed in range(16)
+        distance.known_targets(planted_targets(2, seed, 24, noise=0.05), "mean_log2_k") for seed in range(16)
     ]
     for name, expected in planted.items():
         values = distance.OUTCOMES[name].values
-        by_formula = [distance.slope(values, "mean_log2_k", targets) for targets in drawn]
-        found = np.array([row["slope"] for row in by_formula])
+        found = np.array([distance.slope(values, "mean_log2_k", targets)["slope"] for targets in drawn])
         # Clipping and winsorizing take a few percent of a slope.
         assert abs(found.mean() - expected) < 3 * found.std() / np.sqrt(16) + 0.05 * abs(expected)
-    # The jackknife's interval, of the last outcome: that of CR2, about.
-    row = distance.jackknifed(values, "mean_log2_k", drawn[-1])
-    ends = ["slope", "slope_low", "slope_high"]
-    width = by_formula[-1]["slope_high"] - by_formula[-1]["slope_low"]
-    assert [row[end] for end in ends] == pytest.approx([by_formula[-1][end] for end in ends], abs=0.1 * width)
+    # The jackknife's interval is about that of CR2.
+    values = distance.OUTCOMES[distance.READABLE].values
+    by_jackknife, by_formula = (
+        interval_of(one(values, "mean_log2_k", drawn[-1]), "slope")
+        for one in (distance.jackknifed, distance.slope)
+    )
+    width = by_formula.high - by_formula.low
+    ends = [by_jackknife.estimate, by_jackknife.low, by_jackknife.high]
+    assert ends == pytest.approx([by_formula.estimate, by_formula.low, by_formula.high], abs=0.1 * width)
 
 
 @pytest.mark.parametrize(("times", "word"), [(4, "supported"), (0, "refuted")])

@@ -169,8 +169,9 @@ def test_answers_of_or_are_counted_beyond_one_bit_at_the_longest_size() -> None:
         (4, 18, 2, "* 1 * 1", "0"),
         (5, 180, 2, "* 0 * 1", "1"),
     ]
-    agreement = marked_bits.agreement_with_or(pd.DataFrame(rows, columns=columns))
-    assert agreement.to_dict() == {4: pytest.approx(2 / 3), 5: 1}
+    examples = pd.DataFrame(rows, columns=columns)
+    assert marked_bits.agreement_with_or(examples).to_dict() == {4: pytest.approx(2 / 3), 5: 1}
+    assert marked_bits.or_as_parity(examples).to_dict() == {1: 1, 2: pytest.approx(2 / 3), 3: 0}
 
 
 def test_newcombe_of_a_difference_by_hand() -> None:

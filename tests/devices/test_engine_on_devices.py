@@ -73,9 +73,9 @@ def test_every_number_is_the_cpus(device: torch.device, name: str, make_olmo: Ma
     expected = contexts_of(model_on(torch.device("cpu"), name, make_olmo), 150)
     for far in here:
         assert np.nanstd(expected[far].influence.losses) > 50 * TOLERANCE
-        for name, numbers in numbers_of(expected[far]).items():
-            found = numbers_of(here[far])[name]
-            np.testing.assert_allclose(found, numbers, rtol=0, atol=TOLERANCE, err_msg=f"{far} {name}")
+        found = numbers_of(here[far])
+        for what, numbers in numbers_of(expected[far]).items():
+            np.testing.assert_allclose(found[what], numbers, rtol=0, atol=TOLERANCE, err_msg=f"{far} {what}")
 
 
 def numbers_of(context: FarContext) -> dict[str, np.ndarray]:
@@ -165,8 +165,8 @@ def test_training_begins_with_the_loss_of_stock_olmo_on_the_cpu_and_resumes_to_t
     resumed = trainer_of(data, tmp_path, f"precision={precision}")
     assert resumed.step == 4
     # To the byte on a CPU; a GPU's kernels may add up gradients in any order.
-    tolerance = 1e-5 if device.type == "cuda" else 0
-    np.testing.assert_allclose(losses_of(resumed, range(5, 9)), later, rtol=tolerance)
+    rounding = 1e-5 if device.type == "cuda" else 0
+    np.testing.assert_allclose(losses_of(resumed, range(5, 9)), later, rtol=rounding)
 
 
 @on_devices

@@ -145,7 +145,7 @@ def _run_stages(folder: Path) -> None:
 
 
 def _summaries(table: pd.DataFrame) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Of every column of numbers, or lists of them: how many, their sum, mean magnitude and the first.
+    """Of every column of numbers, or lists of them: their number, sum, mean magnitude, and first three.
 
     To six digits; nulls are left out.
     """

@@ -6,7 +6,7 @@ leave-one-out compares a null with itself. Under the ablation `swap` nothing is 
 witness reads every position before the target, and only which document's token stands there changes.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -107,12 +107,6 @@ def measured(request: pytest.FixtureRequest, model: Implementation) -> Contexts:
     return model.contexts(**swaps), search, trial
 
 
-def each(contexts: dict[str, FarContext]) -> Iterator[tuple[str, FarContext, int, int]]:
-    """The name and the distant context, the index and the position of every target."""
-    for (name, context), (index, target) in product(contexts.items(), enumerate(TARGETS)):
-        yield name, context, index, target
-
-
 def close(found: np.ndarray, naive: np.ndarray | Sequence[float], what: object) -> None:
     """The first values are those of the witness, and what is beyond the target's distant context is NaN."""
     np.testing.assert_allclose(found[: len(naive)], naive, rtol=0, atol=TOLERANCE, err_msg=str(what))
@@ -178,7 +172,7 @@ def test_a_screen_is_exact_for_its_short_list(measured: Contexts) -> None:
 
 def test_every_addition(model: Implementation, measured: Contexts) -> None:
     contexts, search, _ = measured
-    for name, context, index, target in each(contexts):
+    for (name, context), (index, target) in product(contexts.items(), enumerate(TARGETS)):
         naive = model.naive(name, target, [[position] for position in range(target - S)], search)
         for rule, values_TF, naive_F in zip(
             ("add_one_in", "add_one_in_divergence"), context.first_additions, naive, strict=True

@@ -151,7 +151,7 @@ def test_restored_spans_are_those_of_the_stock_model(family: str, is_exact: bool
 
 
 def planted_search(planted: dict[int, int], logit_of: Callable[[Set[int]], float], k: int) -> Search:
-    """The search for what the last of 96 tokens depends on, in a model that knows an answer."""
+    """The search for what the prediction behind 96 tokens depends on, in a model that knows an answer."""
     texts_4L = np.full((4, 97), 2)
     texts_4L[0] = 1
     texts_4L[0, [*planted]] = [*planted.values()]
@@ -185,8 +185,8 @@ def test_planted_sources_are_found(
     assert max(map(abs, left)) < 1e-6 < min(total)
     assert found.remaining_K[-1] == pytest.approx(0, abs=1e-6)
     # What swapping one alone does: all, or a part; of the redundant one nothing.
-    least = -1e-6 if len(planted) > len(sources) else 0.1
-    assert found.effects_K.min() > least and (found.effects_K.max() < 1e-6) == (least < 0)
+    low, high = (-1e-6, 1e-6) if len(planted) > len(sources) else (0.1, np.inf)
+    assert low < found.effects_K.min() and found.effects_K.max() < high
 
 
 def test_a_source_is_what_is_needed_together() -> None:

@@ -68,7 +68,7 @@ def test_complete_results_are_not_computed_again(
 @pytest.mark.parametrize(
     ("stage", "tasks"),
     [
-        # Of three documents: the task 3 has nothing to do.
+        # Of three documents: task 3 has nothing to do.
         (loss_differences, "3-of-4 1-of-4 0-of-4 2-of-4"),
         (influential_tokens, "3-of-4 1-of-4 0-of-4 2-of-4"),
         (loss_differences, "1-of-2 1-of-3 0-of-1"),

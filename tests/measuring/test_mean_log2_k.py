@@ -179,21 +179,28 @@ def test_texts_without_a_null_lack_what_needs_one_and_only_that(
     np.testing.assert_allclose(few["sparse_context_loss"], same["sparse_context_loss"], atol=TOLERANCE)
 
 
-def test_choices_are_tried_under_another_ablation(folder: Path, crossed: Path, tmp_path: Path) -> None:
-    """As the model's own choice is, where it is the same: the nearest tokens."""
+def test_choices_are_tried_under_another_ablation(
+    folder: Path, crossed: Path, stocks: dict[str, Stock], tmp_path: Path
+) -> None:
+    """Tokens that another model chose in swapped contexts, beside the short context alone."""
     words = ["--checkpoints", str(folder / "fourth"), "--ablation", "mask", "--results", str(tmp_path)]
-    measure(influential_tokens, folder, *WORDS, *words, "--rules", "recency")
     measure(evaluate_tokens, folder, "--choices", str(crossed), *words)
-    rows = Results(tmp_path).frame("sparse_context_losses").query("rule == 'recency'")
-    tried = rows.query("model == 'run' and evaluator == 'fourth'")
-    own = rows.query("model == 'fourth'")
-    assert len(own) and own["k"].max() == 4  # the whole distant context of the first target
-    pd.testing.assert_frame_equal(
-        tried.drop(columns=["model", "evaluator"]).reset_index(drop=True),
-        own.drop(columns=["model", "evaluator"]).reset_index(drop=True),
-        rtol=0,
-        atol=TOLERANCE,
-    )
+    chosen = Results(crossed).frame("influential_tokens").sort_values("rank")
+    rows = Results(tmp_path).frame("sparse_context_losses")
+    assert rows.query("rule == 'recency'")["k"].max() == 4  # the whole distant context of the first target
+    rows = rows.query("rule == 'leave_one_out_divergence'")
+    assert set(rows["distant_context"]) == {"own", "other_document"}
+    for row in rows.itertuples():
+        key = row.document_id, row.chunk_index, row.target_position, row.rule, row.distant_context
+        mine = chosen[(chosen[[*TARGET, "rule", "distant_context"]] == key).all(axis=1)]
+        chunks = chunks_of(row)
+        place = row.target_position % L
+        far_L = chunks[0] if row.distant_context == "own" else chunks[NULL]
+        far = np.sort(mine["context_position"].to_numpy()[: row.k] % L)
+        case: Case = with_far(chunks[0], far_L, place), [*far, *range(place - SHORT, place)]
+        whole_V, case_V = log_probs(stocks["fourth"], place, [(chunks[0], range(place)), case])
+        assert row.sparse_context_loss == pytest.approx(-case_V[chunks[0][place]], abs=TOLERANCE)
+        assert row.sparse_context_divergence == pytest.approx(divergence(whole_V, case_V), abs=TOLERANCE)
 
 
 @pytest.mark.parametrize(

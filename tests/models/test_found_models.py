@@ -78,7 +78,7 @@ def test_what_is_there_is_named(
 
 
 def test_names_of_models(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A home folder's is found without a shell."""
+    """One in the home folder is found without a shell."""
     monkeypatch.setenv("HOME", str(folder.parent))
     assert find_model("~/model").folder == folder and name_of("~/model") == "model"
     assert GivenModel("~/model").name == "model" and parse_tokenizer_name("~/model") == folder

@@ -312,7 +312,11 @@ _DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_
     ("make", "longest", "sentence"),
     [
         # Its code has no windows, whatever its configuration says: like a family that cuts them elsewhere.
-        (partial(make_model, "llama", attention="eager", sliding_window=9), 9, "cannot be measured"),
+        (
+            partial(make_model, "llama", attention="eager", sliding_window=9),
+            9,
+            "its logits are not its output embedding",
+        ),
         (partial(make_model, "gpt2", attention="eager"), 64, "at 64 positions at most"),
         (
             partial(make_model, "llama", attention="eager", rope_parameters=_DYNAMIC),
@@ -333,6 +337,7 @@ _DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_
 def test_positions_that_a_model_has_no_place_for(
     make: Callable[[], PreTrainedModel], longest: int, sentence: str
 ) -> None:
+    """Nor windows, nor tokens that its attention would not choose: up to the limit all are seen."""
     with pytest.raises(InputError, match=sentence):
         as_causal_lm(make(), "m", longest + 1)
     lm = as_causal_lm(make(), "m", longest)

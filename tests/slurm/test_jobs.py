@@ -148,10 +148,18 @@ def slurm() -> Iterator[LocalSlurm]:
         finally:
             # What a failed test left: no process outlives the Slurm that started it.
             slurm.run("scancel", "--user", getpass.getuser(), cwd=folder)
-            until(lambda: not slurm.run("squeue", "-h", cwd=folder).stdout, 30, lambda: "jobs do not end")
-            for daemon in reversed(daemons):
-                daemon.terminate()
-                daemon.wait(timeout=30)
+            try:
+                until(lambda: not slurm.run("squeue", "-h", cwd=folder).stdout, 30, lambda: "jobs do not end")
+            finally:
+                for daemon in reversed(daemons):
+                    daemon.terminate()
+                try:
+                    until(
+                        lambda: None not in [daemon.poll() for daemon in daemons], 30, lambda: "daemons stay"
+                    )
+                finally:
+                    for daemon in daemons:
+                        daemon.kill()
 
 
 # The proxies lead nowhere: whatever asks for a network is refused, as on a compute node.

@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -19,8 +18,9 @@ from typing import Any
 
 import psutil
 import pytest
+from forked_stages import until
 from hugging_face_families import save_model
-from measured_documents import contents, json_lines
+from measured_documents import json_lines
 from omegaconf import OmegaConf
 from sparsity_length.programs.study import STAGE
 from tiny_task import TINY_TASK
@@ -152,10 +152,10 @@ LACKING = [
 def test_what_could_not_run_to_its_end_is_refused_before_it_begins(
     folder: Path, study: str, overrides: list[str], sentence: str
 ) -> None:
-    before = contents(folder)
+    before = sorted(folder.rglob("*"))
     with pytest.raises(InputError, match=sentence):
         STAGE([f"{study}.yaml", *overrides])
-    assert contents(folder) == before
+    assert sorted(folder.rglob("*")) == before
 
 
 def test_needles_are_planted_in_the_text_and_measured_in_its_place() -> None:
@@ -355,13 +355,6 @@ def test_after_a_failure_only_what_is_left_runs(
     assert Path("run/logs/second.log").read_text().count("--- ") == 2  # one heading per run
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.mark.usefixtures("_handlers")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_request_to_stop_reaches_all_that_runs(number: int, caplog: pytest.LogCaptureFixture) -> None:
@@ -371,7 +364,7 @@ def test_a_request_to_stop_reaches_all_that_runs(number: int, caplog: pytest.Log
     commands = [Script(name, "slow.py", (name, reaction)) for name, reaction in reactions.items()]
 
     def stop() -> None:
-        wait_until(lambda: all(Path(f"{name}-started").exists() for name in reactions))
+        until(lambda: all(Path(f"{name}-started").exists() for name in reactions), 60, lambda: "not begun")
         os.kill(os.getpid(), number)
 
     threading.Thread(target=stop).start()
@@ -379,7 +372,8 @@ def test_a_request_to_stop_reaches_all_that_runs(number: int, caplog: pytest.Log
     assert "stopped by a signal, trainings once they have saved; run the same" in caplog.text
     assert Path("pretrain-saved").exists()
     here = os.path.realpath(".")  # where only this process is left
-    wait_until(lambda: [one.info["cwd"] for one in psutil.process_iter(["cwd"])].count(here) == 1, seconds=5)
+    folders = partial(psutil.process_iter, ["cwd"])
+    until(lambda: [one.info["cwd"] for one in folders()].count(here) == 1, 5, lambda: "a process is left")
 
 
 SMALL = [

@@ -279,7 +279,7 @@ def test_it_is_the_stock_model(name: str) -> None:
         *product(ATTENTION_SCHEMES, ("gpt_neox",)),
     ],
 )
-def test_generation_with_a_cache_equals_a_full_forward_at_every_step(positions: str, name: str) -> None:
+def test_generation_with_a_cache_equals_one_full_pass(positions: str, name: str) -> None:
     model = task_model(positions, name)
     prompts = token_ids_of(5, NUM_PROMPT)
     ids = ROWS.expand(5, -1) if positions in ATTENTION_SCHEMES else gapped_ids(5)

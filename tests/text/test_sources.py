@@ -58,7 +58,7 @@ def test_a_documents_id_is_the_hash_of_its_text() -> None:
         ("blanks.jsonl", b'{"text": "a"}\n\n{"text": " \\n"}\n{"text": ""}', ["a"]),
     ],
 )
-def test_names_and_marks_of_files(name: str, content: bytes, texts: list[str], tmp_path: Path) -> None:
+def test_names_marks_and_blanks_of_files(name: str, content: bytes, texts: list[str], tmp_path: Path) -> None:
     assert texts_of(tmp_path / name, content) == texts
 
 

@@ -140,10 +140,12 @@ def test_every_program_has_the_tokens_of_autotokenizer(kind: str, tmp_path: Path
             for tokenizer in (*given, data.tokenizer(), load_tokenizer(data.folder, bos=bos)):
                 read = tokenizer.read(text)
                 assert list(read.bos_token_ids) == before and read.token_ids_N.tolist() == own
-    # BOS belongs to the model: no row
-    assert losses(text, str(folder), short_context_length=2)["token_id"].tolist() == own
-    explained = explain(text, str(folder), short_context_length=2, targets=1, swap_text=TEXTS[1] * 9)
-    assert explained.text.token_ids_N.tolist() == own
+    for text in TEXTS:
+        own = automatic(text, add_special_tokens=False)["input_ids"]
+        # BOS belongs to the model: no row
+        assert losses(text, str(folder), short_context_length=2)["token_id"].tolist() == own
+        explained = explain(text, str(folder), short_context_length=2, targets=1, swap_text=TEXTS[1] * 9)
+        assert explained.text.token_ids_N.tolist() == own
 
 
 def test_token_ids_and_messages_are_texts_too(tmp_path: Path) -> None:
@@ -169,8 +171,6 @@ def test_token_ids_and_messages_are_texts_too(tmp_path: Path) -> None:
 
 
 XY = ("<unk>", "x", "y")
-
-
 EOT = AddedToken("<eot>", special=True)
 
 

@@ -280,7 +280,8 @@ def test_in_bfloat16_its_error_is_of_the_size_of_the_fused_kernels(num_tokens: i
         assert of_ours.dtype == torch.bfloat16 and of_ours.shape == of_exact.shape
         error, its_error = ((of - of_exact).double().norm() for of in (of_ours, of_fused))
         assert error <= 5 * its_error
-    assert num_tokens < 300 or not torch.equal(fused[0], ours[0])
+    if num_tokens == 300:  # few products may be rounded alike by both
+        assert not torch.equal(fused[0], ours[0])
 
 
 @pytest.fixture
@@ -359,6 +360,7 @@ def test_every_config_is_accepted_here_and_without_our_fields_by_olmo(
     OmegaConf.save(OmegaConf.create(plain), tmp_path / "plain.yaml")
     config = TrainConfig.load(tmp_path / "plain.yaml")
     assert config.model.d_model == values.model.d_model
+    assert config.optimizer.betas == (0.9, 0.95)
     ours = load_config(path, [], data)
     assert ours.global_train_batch_size * ours.sequence_length == values.global_train_batch_tokens
 
@@ -388,7 +390,10 @@ def test_every_config_is_accepted_here_and_without_our_fields_by_olmo(
         ("position_scheme=pose pose_target_length=128", "at least train_context_length, 256"),
         ("position_scheme=randomized", "randomized_target_length is None"),
         ("max_duration=0", "num_steps is 0"),
-        *((f"max_duration={text}", "max_duration") for text in ("long", "2e6X", "''", "2ep", "infT")),
+        *(
+            (f"max_duration={text}", "is not steps (1000) or tokens")
+            for text in ("long", "2e6X", "''", "2ep", "infT")
+        ),
         ("eval_context_lengths=[32,100]", "divide the longest"),
         ("max_duration=99", "scheduler.t_warmup is 100 steps, longer than max_duration '99'"),
     ],
