@@ -1,6 +1,5 @@
 # make demo       the whole study on a laptop, from text to figures, in six minutes
-# make reference  the reference study at 2.3 M and two other sizes; C4=FOLDER likewise (some hours on 2 cores)
-# make needed     how much context a text needs, to a model: TEXT='my_documents/*.jsonl' MODEL=HuggingFaceTB/SmolLM2-135M
+# make reference  the reference study at 2.3 M and two other sizes; C4=FOLDER holds its texts (some hours on 2 cores)
 # make study      another one: STUDY=FILE; the study files are in olmo_configs/studies/
 # make test       ruff, the directions of imports, mypy and the tests; what continuous integration runs
 # make test-all   also the tests marked slow
@@ -25,16 +24,15 @@ IMPORTED_BESIDE := transformers, statsmodels.api, matplotlib.pyplot, nbclient, d
 # One process per core, and each file in one process: each process collects all tests.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo reference needed study test test-all test-gpu gpu lint ruff golden mutants install
+.PHONY: help demo reference study test test-all test-gpu gpu lint ruff golden mutants install
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
 
 demo: STUDY = olmo_configs/studies/demo.yaml
 reference: STUDY = olmo_configs/studies/reference.yaml
-needed: STUDY = olmo_configs/studies/needed_context.yaml
 
-demo reference needed study: install
+demo reference study: install
 	@$(PY) pipeline/study.py $(or $(STUDY),$(error which study? make study STUDY=olmo_configs/studies/c4.yaml)) $(OPTIONS)
 
 test: ruff

@@ -17,7 +17,7 @@ The page holds one record:
 {"results": "runs/demo/results",                  the results folder
  "models": ["long-seed0", …], "rules": [...], "k": [1, 2, 4, …],
  "short_context_length": 8, "long_context_length": 256, "targets_per_chunk": 16,
- "ablation": "mask", "recovery_fraction": 0.9, "minimum_gain": 0.1,
+ "search_swaps": 0, "recovery_fraction": 0.9, "minimum_gain": 0.1,
  "unit_nats": 0.001, "left_out": ["a sentence", …], "documents": […]}
 
 and each document has its measured chunks. Losses and influences are integers in units of unit_nats, the
@@ -56,6 +56,7 @@ from sparsity_length.cli import (
     unknown_name,
 )
 from sparsity_length.figures.read import TARGET, data_of, read_sparse_losses, read_sparsity, shown_rule
+from sparsity_length.measuring.settings import RECOVERY_FRACTION
 from sparsity_length.pages import html_page
 from sparsity_length.results.files import refuse_replacing, write_text
 from sparsity_length.results.read import Results
@@ -79,9 +80,9 @@ _SETTINGS = (
     "short_context_length",
     "long_context_length",
     "targets_per_chunk",
+    "target_stride",
     "k",
-    "ablation",
-    "recovery_fraction",
+    "search_swaps",
     "minimum_gain",
 )
 """Settings that all models on the page must share."""
@@ -169,20 +170,26 @@ def choose(
     rules = _named("rule", rules, recommended_first)
     sparsity = sparsity[sparsity["rule"].isin(rules)]
     # Joined on both columns, as the two tables share no other.
-    both = sparsity[["model", "document_id"]].merge(losses)["document_id"]
+    both = sparsity[["model", "document_id"]].drop_duplicates().merge(losses.drop_duplicates())["document_id"]
     if both.empty:
         raise InputError(
             f"{results} has no document with both loss differences and influential tokens of"
             f" {', '.join(models)}; run both stages on the same documents"
         )
-    made = Results(results).settings("influential_tokens")
-    # Models that have only losses made no selection, so they have no such settings.
-    ways = [{name: made[model].get(name) for name in _SETTINGS} for model in models if model in made]
-    if differing := [name for name in _SETTINGS if any(way[name] != ways[0][name] for way in ways)]:
+    selecting = Results(results).settings("influential_tokens")
+    shared = {name: next(iter(selecting.values())).get(name) for name in _SETTINGS}
+    made = [*selecting.items(), *Results(results).settings("loss_differences").items()]
+    # Models that have only losses made no selection, so they have no settings of one.
+    ways = [way for model, way in made if model in models]
+    if differing := [
+        name for name in _SETTINGS if any(name in way and way[name] != shared[name] for way in ways)
+    ]:
         raise InputError(
-            f"the models of {results} differ in {', '.join(differing)}; choose --models that do not"
+            f"the models or stages of {results} differ in {', '.join(differing)}; choose --models that do"
+            " not, or measure both stages alike"
         )
-    return {"models": models, "rules": rules, **ways[0]}, sorted(set(both))
+    shared["recovery_fraction"] = RECOVERY_FRACTION
+    return {"models": models, "rules": rules, **shared}, sorted(set(both))
 
 
 def _named(kind: str, wanted: Sequence[str] | None, present: Sequence[str]) -> list[str]:

@@ -19,10 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import nbformat
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
-
 from sparsity_length.cli import InputError, Stage, folder_path, progress, unknown_name
 from sparsity_length.figures.generalization_gap import compared_models
 from sparsity_length.results.files import refuse_replacing, write_text
@@ -61,6 +57,11 @@ def execute(path: Path, figures: Path, parameters: Mapping[str, Any]) -> None:
         figures: where the copy goes.
         parameters: name -> value, set after the cell tagged "parameters", which holds the defaults.
     """
+    # Late: what lacks them says so in a sentence.
+    import nbformat
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+
     executed = figures / path.name
     refuse_replacing([executed], [path])
     logging.getLogger("traitlets").setLevel(logging.CRITICAL)  # nbclient announces each kernel

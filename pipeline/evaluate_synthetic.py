@@ -84,7 +84,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--rules",
         nargs="+",
         choices=RULES,
-        # The first finds most of the truth of these tasks (analysis/README.md).
         default=[
             "attention_rollout",
             "leave_one_out",

@@ -14,7 +14,7 @@ Output: <results>/{sparse_context_losses,dependency_sparsity}/<model>/<evaluator
 pipeline/RESULTS.md).
 Resume: run the same command again. Complete shards are kept; results made with other settings are refused.
 
-The paper's figure, after `make demo` (takes seconds):
+With the chosen tokens alone visible, after `make demo` (takes seconds):
   sparsity evaluate_tokens --choices runs/demo/results --data runs/demo/data \\
       --checkpoints runs/demo/models/short-pose --results runs/try/only_chosen --ablation mask
 """
@@ -22,7 +22,7 @@ The paper's figure, after `make demo` (takes seconds):
 import argparse
 
 from sparsity_length.cli import folder_path, positive_int
-from sparsity_length.measuring.rules import ABLATIONS, TRIAL_SWAPS
+from sparsity_length.measuring.rules import ABLATIONS, TRIAL_SWAPS, add_rule_file_flag, load_rule_files
 from sparsity_length.measuring.settings import measuring_stage
 
 
@@ -41,11 +41,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         " of"
         f" them was used for the search (default: as for the choices, or {TRIAL_SWAPS})")
     # fmt: on
+    add_rule_file_flag(parser)
 
 
-# Settings are those of the choices, which may not be there yet.
+# Settings are those of the choices, which may not be there yet; load_rule_files returns None.
 STAGE = measuring_stage(
-    __doc__, add_flags, lambda arguments: None, "sparsity_length.measuring.measurements:evaluated_tokens"
+    __doc__, add_flags, load_rule_files, "sparsity_length.measuring.measurements:evaluated_tokens"
 )
 
 

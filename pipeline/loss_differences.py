@@ -25,9 +25,9 @@ At full size, on one GPU:
 
 On a laptop, after `make demo` (takes seconds):
   sparsity loss_differences --data runs/demo/data --checkpoints runs/demo/models/long-seed0 \\
-      --results runs/try/results --long-context-length 256 --max-documents 16
+      --results runs/try/results --long-context-length 128 --max-documents 16
   sparsity losses --data runs/demo/data --checkpoints runs/demo/models/short-pose \\
-      --results runs/try/results --context-lengths 8 32 128 --long-context-length 256 --max-documents 16
+      --results runs/try/results --context-lengths 8 32 112 --long-context-length 128 --max-documents 16
 """
 
 import argparse

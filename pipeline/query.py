@@ -62,14 +62,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def connect(results: Path, sql: str | None = None) -> duckdb.DuckDBPyConnection:
-    """A DuckDB connection with one view per table of the results folder that `sql` names; all if None."""
+    """A DuckDB connection with one view per table of the results folder that `sql` names; all if none."""
     connection = duckdb.connect()
     connection.execute(_SETTINGS)
     held = Results(results)
-    for table in held.tables:
-        # Thousands of files take seconds: those of tables that the query leaves alone stay unread.
-        if sql is None or table in re.findall(r"\w+", sql.lower()):
-            connection.register(table, held.dataset(table))
+    named = {*held.tables} & {*re.findall(r"\w+", (sql or "").lower())}
+    # Thousands of files take seconds: those of tables that the query leaves alone stay unread. One that names
+    # none may ask which there are.
+    for table in named or held.tables:
+        connection.register(table, held.dataset(table))
     return connection
 
 

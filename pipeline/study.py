@@ -13,7 +13,7 @@ Finished commands are not run again, and interrupted ones resume. Results made w
 another text are refused before anything runs; nothing is overwritten. Notebooks and tables are always made
 anew. If a command fails, the study stops with that command's exit code; run it again to resume. Ctrl-C,
 SIGTERM and SIGUSR1 are passed on to the commands, trainings save what they have, and the exit code is 75. A
-second Ctrl-C ends everything without saving.
+second Ctrl-C, or one after a command has failed, ends everything without saving.
 
 On a laptop (the study of `make demo`, then a smaller one elsewhere):
   sparsity study olmo_configs/studies/demo.yaml

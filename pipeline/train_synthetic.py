@@ -23,10 +23,10 @@ At full size, on one GPU:
       --positions predicted --save-folder runs/synthetic/models/variable_assignment-predicted-seed0 seed=0
 
 A run ends early once a measurement finds the excess loss small enough (stop_at_excess_loss; only cues_*,
-whose best possible loss is known) or enough exact matches (stop_at_accuracy; all other tasks). At the end,
-the program says whether the task was learned: by default, if at least 99% of responses to examples as in
-training are entirely right; otherwise as stop_at_accuracy or stop_at_excess_loss demand. A model that has not
-learned its task says nothing about other lengths.
+whose best possible loss is known) or enough exact matches (stop_at_accuracy; all other tasks), and a second
+one, on other examples, does, too. At the end, the program says whether the task was learned: by default, if
+at least 99% of responses to examples as in training are entirely right; otherwise as stop_at_accuracy or
+stop_at_excess_loss demand. A model that has not learned its task says nothing about other lengths.
 
 Output, in the --save-folder:
   metrics.jsonl       one line per step: step, loss, learning_rate, gradient_norm, with predicted positions

@@ -70,6 +70,11 @@ if [[ $# -eq 0 ]]; then
   mkdir -p "${words[0]}"
   exec >>"$log" 2>&1
   set -- "${words[@]:1}"
+  # The script's own --array may have more tasks than the study.
+  if [[ ${1:-} == --num-tasks ]] && ((${SLURM_ARRAY_TASK_ID:-0} >= $2)); then
+    echo "--- $(date) task ${SLURM_ARRAY_TASK_ID:-0} is none of the study's $2: nothing to do"
+    exit 0
+  fi
 fi
 
 # Compute nodes often have no network, and libraries that look for one wait until they give up.

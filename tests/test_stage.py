@@ -79,7 +79,7 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
         "--checkpoints {folder}/run {folder}/elsewhere/run",
         "two models are named alike, of run, run",
     ),
-    "no distant context": (lambda _: None, "--short-context-length 12", "leaves no distant context"),
+    "no distant context": (lambda _: None, "--short-context-length 12", "no distant context is left"),
     "a longer window": (lambda _: None, "--context-lengths 10", "--context-lengths 10: the first target"),
     "unknown device": (lambda _: None, "--device abacus", "--device abacus cannot be used here"),
 }

@@ -86,7 +86,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(tmp_path: Path, architecture: s
             "copy",
             "pose",
             ["stop_at_accuracy=99.5"],
-            "stop_at_accuracy is 99.5; it must be above 0, at most 1",
+            "stop_at_accuracy is 99.5; it must be above 0 and at most 1",
         ),
     ],
 )

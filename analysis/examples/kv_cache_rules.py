@@ -3,7 +3,7 @@
     sparsity influential_tokens --rule-file analysis/examples/kv_cache_rules.py \\
         --rules streaming_llm snapkv recency random --ablation mask \\
         --data runs/demo/data --checkpoints runs/demo/models/long-seed0 --results runs/try/policies \\
-        --short-context-length 16 --long-context-length 256 --max-documents 8
+        --short-context-length 16 --long-context-length 128 --max-documents 8
 
 A rule is a function of a distant context, with a decorator that says what it looks at: the answer, the whole
 prediction, attention or nothing. It returns a score for each target and distant token. The short context

@@ -8,7 +8,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sparsity_length.figures import drawing
-from sparsity_length.figures.marked_bits import over_seeds
+from sparsity_length.figures.marked_bits import student
+from sparsity_length.figures.read import interval_columns
 
 BINS = {"up to 64": 64, "64 to 128": 128, "128 to 256": 256, "256 to 512": 512}
 """Distances of the farthest cue -> their upper end, tokens."""
@@ -70,7 +71,9 @@ def distances_figure(examples: pd.DataFrame) -> Figure:
     excess = {}
     for color, number in zip(drawing.graded(3), (1, 2, 4), strict=True):
         of_bins = means[means["task"] == f"cues_{number}"].groupby("distance", observed=True)
-        line = pd.DataFrame([over_seeds(of_seeds, "excess_loss") for _, of_seeds in of_bins])
+        line = pd.DataFrame(
+            [interval_columns("excess_loss", student(of_bin["excess_loss"])) for _, of_bin in of_bins]
+        )
         words = drawing.counted(number, "cue")
         excess[number] = drawing.draw_line(
             ax, range(len(line)), line, "excess_loss", drawing.solid(color), words

@@ -402,7 +402,7 @@ def moved_figure(targets: pd.DataFrame, predictor: str) -> Figure:
         for part, (words, look) in LOOKS.items():
             line = table[(table["rope"] == rope) & (table["part"] == part)]
             drawing.draw_line(ax, line["gap"], line, "kept", look, words, scale=100)
-        drawing.shade(ax, 0, 8192)
+        drawing.shade(ax, 0, 8192 - 1024)  # where the last of 1,024 tokens has a trained ID
         ax.set(title=title, xlabel="gap, position IDs", ylim=(0, None), xticks=[0, 4096, 8192])
         ax.xaxis.set_major_formatter("{x:,.0f}")
     axes[0].set(ylabel="distant context's worth, % kept")
@@ -414,6 +414,6 @@ def moved_figure(targets: pd.DataFrame, predictor: str) -> Figure:
         drawing.sample_size(table),
         "mean of shares clipped to 0 to 100%",
         drawing.BARS,
-        "shaded: trained position IDs; halves of the predictions by tokens needed",
+        "shaded: all IDs trained; halves of the predictions by tokens needed",
     )
     return figure

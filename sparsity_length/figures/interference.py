@@ -273,7 +273,7 @@ def mechanism_figure(table: pd.DataFrame) -> Figure:
     drawing.length_axis(axes[1], [1, 16, 256, 4096], "distant tokens")
     for ax in axes:
         ax.set_ylim(bottom=0)
-    drawing.shade(axes[0], 0, 8192)
+    drawing.shade(axes[0], 0, 8192 - 512)  # where the last of 512 near tokens has a trained ID
     axes[0].text(8350, axes[0].get_ylim()[1], "trained to 8,192", va="top", fontsize=8.5, color=drawing.GREY)
     axes[0].set(
         title="512 distant tokens",

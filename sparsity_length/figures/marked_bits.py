@@ -4,7 +4,7 @@ Plans: analysis/LOG.md, 2026-11-27 (C: parity, OR, majority, the last marked bit
 trained at 18 tokens) and 2026-11-29 (twelve seeds of parity, trained until 99.5 % are right).
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from scipy.stats import ttest_ind
 
 from sparsity_length.figures import drawing
-from sparsity_length.figures.read import interval_columns
 from sparsity_length.results.statistics import Interval, ratio_of_sums
 
 FUNCTIONS = {"parity": "parity", "or": "OR", "majority": "majority", "last": "last bit", "lookup": "look-up"}
@@ -30,11 +29,6 @@ HOLDS = 0.9
 def student(values: pd.Series) -> Interval:
     """The mean of values, one per seed, with Student's interval; of one seed its ends are NaN."""
     return ratio_of_sums(values.to_numpy(), np.ones(len(values)))
-
-
-def over_seeds(rows: pd.DataFrame, name: str) -> dict[Hashable, float]:
-    """The mean of a column over seeds, a row each, with its interval, as columns."""
-    return interval_columns(name, student(rows[name]))
 
 
 def by_seed(accuracy: pd.DataFrame, function: str, ks: Iterable[int]) -> pd.Series:

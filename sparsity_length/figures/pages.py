@@ -202,13 +202,10 @@ def of_few_tokens() -> Numbers:
     smollm2 = few_tokens(SMOLLM2)
     gemma = few_tokens(GEMMA)
     same_texts = smollm2[smollm2["document_id"].isin(gemma["document_id"])]
+    with_null = smollm2.loc[smollm2["distant_context"] != "own", "document_id"]
+    null_texts = smollm2[smollm2["document_id"].isin(with_null)]
     by_loss = {
-        name: rows_by(
-            # A null, if there is one, would decide the targets.
-            recovered_loss.token_effects(rows.query("distant_context == 'own'")).query("criterion == 'loss'"),
-            "rule",
-            "k",
-        )
+        name: rows_by(recovered_loss.token_effects(rows).query("criterion == 'loss'"), "rule", "k")
         for name, rows in (("smollm2", smollm2), ("gemma", gemma))
     }
     attention = {
@@ -245,6 +242,7 @@ def of_few_tokens() -> Numbers:
         "paper_64": robust("recovered fraction", large, 64),
         "paper_256": robust("recovered fraction", large, 256),
         "paper_16_gemma": robust("recovered fraction", other),
+        "paper_16_null_texts": percent(recovered_loss.paper_verdict(null_texts)[1]),
         "paper_16_same_texts": percent(recovered_loss.paper_verdict(same_texts)[1]),
         "paper_lead": robust("lead over recency", large),
         "paper_lead_gemma": robust("lead over recency", other),
@@ -333,7 +331,6 @@ def of_searches() -> Numbers:
         num_targets = kept.groupby("document_id")["num_targets"].max().sum()
         return f"{num_targets} targets of {kept['document_id'].nunique()} texts"
 
-    smollm2 = "SmolLM2-135M-Instruct"
     table = []
     for words, search, passes in (
         ("removal", "removal", "1"),
@@ -344,7 +341,7 @@ def of_searches() -> Numbers:
         ("recency", "recency", "0"),
     ):
         cells = []
-        for evaluator in (EVALUATOR, smollm2):
+        for evaluator in (EVALUATOR, SMOLLM2):
             cells += [percent(share(search, k, evaluator=evaluator)) for k in (4, 16)]
             lead = percent(share(search, 16, "one swap", evaluator=evaluator), "")
             cells.append("" if search == "one swap" else lead)
@@ -354,14 +351,14 @@ def of_searches() -> Numbers:
     return {
         "searches": markdown(header, table),
         "searches_sample": sample_of(EVALUATOR),
-        "searches_sample_smollm2": sample_of(smollm2),
+        "searches_sample_smollm2": sample_of(SMOLLM2),
         **{
             f"same_minus_other{words}": percent(same_minus_other(evaluator), " points")
-            for words, evaluator in (("", EVALUATOR), ("_demo", "demo-long-seed1"), ("_smollm2", smollm2))
+            for words, evaluator in (("", EVALUATOR), ("_demo", "demo-long-seed1"), ("_smollm2", SMOLLM2))
         },
         **{
             f"searches_smollm2_lead_{k}": percent(
-                share("removal", k, "recency", evaluator=smollm2), " points"
+                share("removal", k, "recency", evaluator=SMOLLM2), " points"
             )
             for k in (4, 16)
         },
@@ -606,7 +603,10 @@ def of_synthetic_tasks() -> Numbers:
         "or_eight": percent(Interval(of_or.mean(), of_or.min(), of_or.max())),
         "copy_4_times": found["rotated", "copy", "predicted", 40],
         "copy_4_times_quarter": found["results", "copy", "predicted", 40],
-        "ppc_10_bits": found["rotated", "parity_scratchpad", "predicted", 10],
+        "ppc_bits": ", ".join(
+            found["rotated", "parity_scratchpad", "predicted", size].partition(" ")[0]
+            for size in (10, 15, 20)
+        ),
         "pose_10_bits": found["rotated", "parity_scratchpad", "pose", 10],
         "position_coupling": markdown(
             ["task, test size", "PPC", "PPC, rotary_pct 1", "coupled IDs given", "PoSE alone"], coupling

@@ -255,7 +255,7 @@ def reach_figure(table: pd.DataFrame) -> Figure:
                     thin = look | {"linewidth": 0.6, "marker": "", "alpha": 0.5}
                     ax.plot(line.index, 100 * line["share_kept"], **thin)
         if trained := TRAINED_POSITIONS.get(model):
-            drawing.shade(ax, 0, trained)
+            drawing.shade(ax, 0, trained - NUM_TOKENS)  # where the last token has a trained ID
         drawing.name_level(ax, 100 * HALF, "")
         ax.set(title=f"{model}, trained to {trained:,}" if trained else model, xlabel="gap, position IDs")
         ax.xaxis.set_major_formatter("{x:,.0f}")
@@ -265,6 +265,6 @@ def reach_figure(table: pd.DataFrame) -> Figure:
         "; ".join(_reaches(table, model) for model in models),
         f"thick: all templates, {drawing.ranged(table['num_documents'])} texts each; thin: each template",
         "bars: 95% over texts",
-        "shaded: trained position IDs; dotted: one half, above which a gap counts as read",
+        "shaded: all IDs trained; dotted: one half; a gap is read whose bar is above it",
     )
     return figure

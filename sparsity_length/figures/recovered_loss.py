@@ -76,9 +76,9 @@ def token_effects(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
     )
     keys = [*_CHOICE, "criterion"]
     needs = amounts["rule"].map(needs_null).astype(bool)
-    has_null = amounts.groupby(keys)["null_recovered"].transform("count") > 0
-    # A null may be of some of the documents only: if there is one, it is paired target by target.
-    targets = amounts[amounts["null_recovered"].notna() | (~has_null & ~needs)]
+    # A null may be of some of the documents only: there it decides the targets of rules that need it, and of
+    # others those of null_recovered and excess.
+    targets = amounts[amounts["null_recovered"].notna() | ~needs]
     excess = targets["recovered"] - targets["null_recovered"]
     effect = excess.where(needs[targets.index], targets["recovered"])
     # Unsorted, so that the divergence stays behind the loss: readers of the table take the last criterion.

@@ -21,7 +21,7 @@ TASK_WORDS = {
     "variable_assignment": "variable assignment",
     LAST: "last marked bit (near)",
     "sparse_majority": "majority (many)",
-    "parity_scratchpad": "parity with scratchpad (many)",
+    "parity_scratchpad": "parity with scratchpad (far)",
 }
 DRAWN = (FIRST, LAST, "sparse_majority", "copy")
 """Tasks of the figure; at length, parity with scratchpad is at chance with every scheme."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from os.path import commonprefix
 from typing import Any, Literal
 
 import numpy as np
@@ -487,14 +488,6 @@ def token_columns(text: TokenizedText, places: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _first_difference(one_N: np.ndarray, other_N: np.ndarray) -> int:
-    """The first place at which two arrays differ, or at which the shorter one has ended."""
-    place = 0
-    while place < min(len(one_N), len(other_N)) and one_N[place] == other_N[place]:
-        place += 1
-    return place
-
-
 def _target(
     search: Search,
     number: int,
@@ -520,7 +513,7 @@ def _target(
     # A ratio of means over swaps: a mean of ratios would follow the smallest total.
     recovered = 1 - remaining / total if total else 0.0
     # Estimates leave out what sources tell the swapped tokens behind them: only their proportions count.
-    estimated_K = total - found.remaining_K
+    estimated_K = 1 - found.remaining_K / total if total else np.zeros_like(found.remaining_K)
     of_all = float(estimated_K[-1]) if len(estimated_K) else 0.0
     shares_K = estimated_K / of_all if of_all > 0 else np.zeros_like(estimated_K)
     of_sources = zip(
@@ -540,7 +533,8 @@ def _target(
             "source_byte_end": bytes_L2[end - 1][1],
             "effect": effect,
             "probability_swapped": None if is_contrast else swapped,
-            "is_needed": abs(effect) >= LEAST_RECOVERED * abs(total),
+            # One that works against the effect, of the other sign, is not.
+            "is_needed": effect * total >= LEAST_RECOVERED * total**2,
             "recovered_so_far": so_far,
         }
         for rank, ((start, end), effect, swapped, so_far) in enumerate(of_sources, start=1)
@@ -611,7 +605,8 @@ def _contrasted(
         for word in words
     )
     # A blank that is a token of its own before one word may be of the other word's first token.
-    fork = min(_first_difference(text.token_ids_N[: end - 1], word) for word in (own, other))
+    before = text.token_ids_N[: end - 1].tolist()
+    fork = min(len(commonprefix([before, word.tolist()])) for word in (own, other))
     own = own[fork:]
     other = other[fork:]
     first = fork - (end - len(ids_L))

@@ -124,12 +124,12 @@ class FarContext:
 
     @cached_property
     def _effects(self) -> np.ndarray:
-        parts = []
-        for sequence, full in self.sequences:
-            swaps_BL = self.search_swaps_BL
-            screen = self.screen
-            parts.append(leave_one_out(self.model, sequence, self.batching, full, swaps_BL, screen))
-        return self._of_all_targets(parts)
+        return self._of_all_targets(
+            [
+                leave_one_out(self.model, sequence, self.batching, full, self.search_swaps_BL, self.screen)
+                for sequence, full in self.sequences
+            ]
+        )
 
     @property
     def influence(self) -> Measured:

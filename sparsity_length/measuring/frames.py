@@ -132,7 +132,8 @@ def losses(
         first s + 1 never are: their short context is not whole, or it is the long one.
 
         With `context_lengths` one row for each measured token and context length. The same tokens are
-        measured at every length: those with the longest one before them. Behind long_context_loss the
+        measured at every length: those with the longest one, and at least two tokens, before them. Behind
+        long_context_loss the
         columns are then
             context_length: how many tokens right before it the token sees;
             loss: with these, nats;
@@ -250,9 +251,9 @@ def influential_tokens(
             1, 2, 4, … 128.
         short_context_length, long_context_length, num_targets, dtype and so on: as of `losses`. Time grows
             with the number of targets, and with the square of the length of a chunk.
-        screen: distant tokens of a chunk that the rules leave_one_out and leave_one_out_divergence leave out,
-            those with the largest estimated effects on any target, so that time grows about linearly; None:
-            every token of a chunk up to 2,048 tokens, 16 beyond.
+        screen: of the tokens before each run of neighboring targets, how many the rules leave_one_out and
+            leave_one_out_divergence leave out, those with the largest estimated effects on any of them, so
+            that time grows about linearly; None: every token of a chunk up to 2,048 tokens, 16 beyond.
         rule: which ranks the distant tokens; `sparsity influential_tokens --help` lists them.
         search_swaps, trial_swaps: under "swap", how many other texts stand in while sources are chosen (0:
             tokens are removed), and among how many others these are then tried; means over them.

@@ -62,11 +62,13 @@ def evaluated_tokens(arguments: argparse.Namespace, settings: None) -> Measureme
     )
     _refuse_other_choices(arguments, selector, tried)
     choices = _read_choices(results, selector, chosen.lengths)
+    first_searched = 1 + (chosen.trial_swaps or 0)
+    searched = slice(first_searched, first_searched + (chosen.search_swaps or 0))
     files = results.sources(CHOOSING, [selector], must_be_complete=True)
     return Measurement(
         "evaluate_tokens",
         tried,
-        partial(try_choices, selecting=tried, choices=choices),
+        partial(try_choices, selecting=tried, choices=choices, searched=searched),
         tried.num_others,
         selector=selector,
         inputs={
@@ -132,6 +134,7 @@ def length_interference(arguments: argparse.Namespace, placing: Placing) -> Meas
         "length_interference",
         replace(placing, distant_documents=tuple(texts) or None),
         lambda model, chunk: measure_placements(model, chunk, placing, read(model)),
+        num_other_documents=0,
         # IDs may lie far beyond the chunk: tables of positions must reach the last near token.
         num_positions=placing.num_positions,
     )

@@ -115,11 +115,12 @@ def measured_placements(
         hidden = [hidden_states(model, rows.of_sequences(batch), prefix) for batch in batches]
         return model.logits(torch.cat(hidden).flatten(0, 1))
 
-    def placed(log_probs_TV: torch.Tensor, divergences_T: torch.Tensor, rows: Rows) -> Placed:
+    def placed(log_probs_TV: torch.Tensor, divergences_T: torch.Tensor) -> Placed:
         of_targets_T = log_probs_TV.gather(-1, target_ids_T[:, None])[:, 0]
-        where = torch.as_tensor(rows.position_ids_BS), torch.as_tensor(rows.query_rows_BT)
+        # Named by its place in the chunk, wherever its row was placed.
+        where = torch.as_tensor(targets_T[None] - 1), torch.arange(len(targets_T))[None]
         for what, values_T in (("loss", -of_targets_T), ("divergence", divergences_T)):
-            refuse_not_finite(values_T.reshape(len(rows.token_ids_BS), -1).cpu(), *where, what)
+            refuse_not_finite(values_T[None].cpu(), *where, what)
         # Of two tokens that share the top, both are: no order of the vocabulary decides.
         are_top_T = of_targets_T == log_probs_TV.amax(-1)
         return Placed(*(values_T.cpu().numpy() for values_T in (-of_targets_T, divergences_T, are_top_T)))
@@ -149,17 +150,19 @@ def measured_placements(
 
     alone = Rows(chunk_L[near_BN], np.arange(num_near)[None], None, queries_BQ)
     near_logits_TV = logits_of(alone)
-    full = compared_with == FULL
+    full = compared_with == FULL and most > 0  # else the near tokens are the full context
     reference = Predictions.of(logits_of(behind_all(0), own_prefix(most, most)) if full else near_logits_TV)
     near_log_probs_TV = near_logits_TV.log_softmax(-1, dtype=torch.float32)
     divergences_T = reference.divergences(near_log_probs_TV, index_T)
-    yield NEAR, None, placed(near_log_probs_TV, divergences_T, alone), reference.entropies_T.tolist()
+    yield NEAR, None, placed(near_log_probs_TV, divergences_T), reference.entropies_T.tolist()
     for placement, document_id, distant in cases:
         number = placement.num_distant
         if placement.kind == LAST:
             # A window for each target, never shared: target 100 reads places 96 to 99, and row 3 predicts it.
             places_TN = targets_T[:, None] + np.arange(-number, 0)
-            rows = Rows(chunk_L[places_TN], places_TN, None, np.full((len(targets_T), 1), number - 1))
+            # As behind nothing: IDs count from the first near token.
+            ids_TN = places_TN - np.repeat(near_BN[:, :1], targets_BQ.shape[1], axis=0)
+            rows = Rows(chunk_L[places_TN], ids_TN, None, np.full((len(targets_T), 1), number - 1))
         elif number == 0:
             distant = distant or own_prefix(most, most)
             rows = behind_all(placement.gap)
@@ -175,5 +178,5 @@ def measured_placements(
             )
             rows = Rows(chunk_L[places_BN], ids_N[None], None, num_ahead + queries_BQ)
         log_probs_TV = logits_of(rows, distant).log_softmax(-1, dtype=torch.float32)
-        found = placed(log_probs_TV, reference.divergences(log_probs_TV, index_T), rows)
+        found = placed(log_probs_TV, reference.divergences(log_probs_TV, index_T))
         yield placement.name, document_id, found, [None] * len(targets_T)

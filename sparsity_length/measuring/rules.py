@@ -16,18 +16,18 @@ No torch here: a --help and a refusal are quick.
 Shapes: T targets, F distant-context positions (of the last target), K the largest k.
 """
 
+import argparse
 import inspect
 import runpy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 
-from sparsity_length.cli import InputError, unknown_name
+from sparsity_length.cli import InputError, file_path, unknown_name
 from sparsity_length.results.schemas import MIMICRY, SELECTION
 
 if TYPE_CHECKING:
@@ -142,14 +142,29 @@ def ranked_by(scores: Callable[["FarContext"], np.ndarray]) -> Callable[["FarCon
             )
         # Whatever a rule says of positions beyond a target's distant context must not rank.
         is_far_TF = np.arange(expected[1]) < num_far_T[:, None]
+        # A score that is no number is the least of a target's distant tokens, which still are candidates.
+        scores_TF = np.where(np.isnan(scores_TF), -np.inf, scores_TF)
         return ranked(np.where(is_far_TF, scores_TF, np.nan), k)
 
     return rank
 
 
-def load_rule_file(path: Path) -> None:
-    """Run a Python file that registers rules."""
-    runpy.run_path(str(path))
+def add_rule_file_flag(parser: argparse.ArgumentParser) -> None:
+    """Add the files that register rules."""
+    parser.add_argument(
+        "--rule-file",
+        type=file_path,
+        nargs="+",
+        default=(),
+        metavar="FILE",
+        help="Python files with your own selection rules, such as analysis/examples/kv_cache_rules.py",
+    )
+
+
+def load_rule_files(arguments: argparse.Namespace) -> None:
+    """Run the Python files that register rules."""
+    for path in arguments.rule_file:
+        runpy.run_path(str(path))
 
 
 def find_rule(name: str) -> Rule:
@@ -164,9 +179,9 @@ def ranked(scores_TF: np.ndarray, max_k: int) -> np.ndarray:
 
     NaN is no candidate.
     """
-    # A stable sort keeps the order of equals, so sorting from the nearest token on breaks ties rightly.
-    nearest_first_TF = np.where(np.isnan(scores_TF), -np.inf, scores_TF)[:, ::-1]
-    order_TK = np.argsort(-nearest_first_TF, axis=1, kind="stable")[:, :max_k]
+    # A stable sort keeps the order of equals, so sorting from the nearest token on breaks ties rightly. NaN
+    # comes last, behind -inf.
+    order_TK = np.argsort(-scores_TF[:, ::-1], axis=1, kind="stable")[:, :max_k]
     return scores_TF.shape[1] - 1 - order_TK
 
 

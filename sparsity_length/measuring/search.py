@@ -372,8 +372,9 @@ def leave_one_out(
     Args:
         swaps: other documents' tokens by position that stand in for what is left out, or None for nothing,
             one after another; effects are means over them.
-        num_exact: how many tokens are left out exactly, those with the largest estimated divergences, shared
-            by the targets; all tokens are, if None.
+        num_exact: how many tokens are left out exactly for each run of neighboring targets, those with the
+            largest estimated divergences, and beside them those between the first and the last target's short
+            context; all tokens are, if None.
 
     Returns:
         Rises of the loss and divergences, nats, [2, 2, T, F]: of the tokens left out exactly, NaN of all

@@ -74,9 +74,9 @@ class Selecting(BesideShort):
     )
     screen: int | None = setting(
         positive_int,
-        "for leave_one_out*: leave out only N tokens of a chunk, those with the largest estimated effects on"
-        " any target, and rank the others by their estimates (default: leave out every token if the long"
-        f" context has up to {LONGEST_EXACT:,} tokens, else {SHORT_LIST})",
+        "for leave_one_out*: of the tokens before each run of neighboring targets, leave out only the N with"
+        " the largest estimated effects on any of them, and rank the others by their estimates (default:"
+        f" leave out every token if the long context has up to {LONGEST_EXACT:,} tokens, else {SHORT_LIST})",
         None,
         metavar="N",
     )
@@ -114,8 +114,10 @@ class Selecting(BesideShort):
         screen = self.screen
         if screen is None and self.long_context_length > LONGEST_EXACT:
             screen = SHORT_LIST
-        # With room for every token there is nothing to screen.
-        is_whole = screen is None or screen >= fewest or not {*LEAVE_ONE_OUT_RULES} & {*rules}
+        # With room for every token there is nothing to screen; beyond LONGEST_EXACT the number stays, as None
+        # would mean SHORT_LIST when built again.
+        has_room = screen is not None and screen >= fewest and self.long_context_length <= LONGEST_EXACT
+        is_whole = screen is None or has_room or not {*LEAVE_ONE_OUT_RULES} & {*rules}
         return {
             "k": tuple(ks),
             "rules": rules,

@@ -67,8 +67,9 @@ class ContextLengths:
         first = self.targets_T[0]
         if self.short_context_length >= first:
             raise InputError(
-                f"the short context ({self.short_context_length} tokens) leaves no distant context: must be"
-                f" shorter than the {first} tokens of the long context before the first target"
+                f"no distant context is left: with {self.targets_per_chunk} targets in"
+                f" {self.long_context_length} tokens, {max(0, first)} are before the first target, and it"
+                f" needs more than the short context of {self.short_context_length}"
             )
 
     @property
@@ -351,14 +352,16 @@ class Placing(Chunked):
     @property
     def num_positions(self) -> int:
         """Position IDs are below it."""
-        starts = [one.near_start + (0 if one.num_distant else self.most_distant) for one in self.parsed]
-        return max(self.long_context_length, self.near_context_length + max(starts))
+        placed = [one for one in self.parsed if one.kind != LAST]
+        starts = [one.near_start + (0 if one.num_distant else self.most_distant) for one in placed]
+        return max(self.long_context_length, self.near_context_length + max(starts, default=0))
 
     def resolve(self) -> dict[str, Any]:
         """Each placement once; InputError of those that cannot be read, or need more than a chunk."""
         self._set({"placements": tuple(dict.fromkeys(self.placements))})
         # Of all distant tokens there must be one.
-        most_own = max((one.num_distant or 1 for one in self.parsed if one.kind == OWN), default=0)
+        in_chunk = [one for one in self.parsed if one.kind == OWN or not one.num_distant]
+        most_own = max((one.num_distant or 1 for one in in_chunk), default=0)
         most_last = max((one.num_distant for one in self.parsed if one.kind == LAST), default=0)
         # Shared near tokens end before the last target, and the first target sees as many fewer of them as it
         # stands before that one; others end before each target, so that the first one decides.

@@ -8,6 +8,7 @@ k, B swaps.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -97,11 +98,14 @@ def try_choices(
     chunk: Chunk,
     selecting: Selecting,
     choices: Mapping[tuple[Any, ...], np.ndarray],
+    searched: slice = slice(0),
 ) -> Iterator[tuple[str, Columns]]:
     """What another model's choices are worth.
 
-    `choices` has positions for each document, chunk, distant context and rule.
+    `choices` has positions for each document, chunk, distant context and rule; `searched` are the places of
+    the search's documents among a chunk's others, in none of which a choice is tried.
     """
+    chunk = replace(chunk, other_token_ids_NL=np.delete(chunk.other_token_ids_NL, searched, axis=0))
     contexts = contexts_of(model, chunk, selecting)
     # Ranked again from the same seed: tables of the choices end at the largest --k, and controls are studied
     # up to the whole distant context.

@@ -14,7 +14,7 @@ from olmo.model import OLMo
 from torch.nn.functional import cross_entropy
 
 from sparsity_length.cli import InputError, logger
-from sparsity_length.models.checkpoints import find_checkpoint, whole_model
+from sparsity_length.models.checkpoints import errors_in_words, find_checkpoint, whole_model
 from sparsity_length.models.olmo import blocks_of, load_stock_olmo
 from sparsity_length.text.folder import TOKENIZER_FILE, TokenizedData
 
@@ -72,7 +72,7 @@ def _renamed_weights(model: OLMo) -> dict[str, torch.Tensor]:
 
 
 def write_hugging_face_folder(model: OLMo, tokenizer_file: Path, eos_token_id: int, folder: Path) -> float:
-    """Write config.json, model.safetensors, the tokenizer's files and checksums; whole or absent.
+    """Write the configurations, model.safetensors, the tokenizer's files and checksums; whole or absent.
 
     Returns the largest difference, in nats, of the losses of a few tokens under what was written and `model`,
     which is on the CPU. InputError if `folder` exists, Hugging Face's class cannot express the model, or
@@ -80,7 +80,8 @@ def write_hugging_face_folder(model: OLMo, tokenizer_file: Path, eos_token_id: i
     """
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder} is there already; choose another --out, or remove it")
-    twin = as_hugging_face(model)
+    with errors_in_words("Hugging Face's OlmoForCausalLM cannot hold the weights of this model"):
+        twin = as_hugging_face(model)
     with whole_model(folder) as draft:
         twin.save_pretrained(draft)
         tokenizer = transformers.PreTrainedTokenizerFast(
@@ -93,7 +94,8 @@ def write_hugging_face_folder(model: OLMo, tokenizer_file: Path, eos_token_id: i
         if not difference <= _MAX_DIFFERENCE_NATS:  # which nan is not either
             raise InputError(
                 f"the exported losses differ by {difference:.2g} nats from the model's own: Hugging Face's"
-                " OlmoForCausalLM lacks something that this model has, such as biases or weights of its norms"
+                " OlmoForCausalLM lacks something that this model has, such as biases or weights of its"
+                " norms, or its losses are no numbers"
             )
     return difference
 
@@ -120,8 +122,9 @@ def export(arguments: argparse.Namespace) -> None:
     # Nothing in a checkpoint names its tokenizer; a wrong one has as a rule another size or EOS.
     if (model.config.vocab_size, model.config.eos_token_id) != (data.vocabulary_size, data.eos_token_id):
         raise InputError(
-            f"{checkpoint} was trained with another tokenizer than {arguments.data}: its vocabulary has"
-            f" {model.config.vocab_size} tokens and not {data.vocabulary_size}"
+            f"{checkpoint} was trained with another tokenizer than {arguments.data}: it has"
+            f" {model.config.vocab_size} tokens and EOS {model.config.eos_token_id}, and not"
+            f" {data.vocabulary_size} and {data.eos_token_id}"
         )
     difference = write_hugging_face_folder(
         model, data.whole(TOKENIZER_FILE), data.eos_token_id, arguments.out

@@ -188,9 +188,13 @@ class HuggingFaceCausalLM(CausalLM):
         self._rotates = []
         for layer, (key, _) in enumerate(layers.keys_and_values):
             moved_key, _ = moved.keys_and_values[layer]
-            self._rotates.append(_differ(moved_key, key))
+            # Biases of keys may be large, and would hide what turns.
+            middle = key.mean(-2, keepdim=True)
+            self._rotates.append(_differ(moved_key - middle, key - middle))
             with errors_in_words(f"{name} cannot have stair positions: its RoPE is of an unknown kind"):
-                if self._rotates[layer] and _differ(self._rotated(layer, key, moved_1S - rows_1S), moved_key):
+                turned = self._rotated(layer, key, moved_1S - rows_1S)
+                not_turned = self._rotated(layer, key.float(), 0 * rows_1S)  # YaRN's are longer
+                if self._rotates[layer] and (_differ(turned, moved_key) or _differ(not_turned, key.float())):
                     raise ValueError("its rotations are not additive")
         if not any(self._rotates):
             raise InputError(f"{name} cannot have stair positions: it has no RoPE")
@@ -201,7 +205,7 @@ class HuggingFaceCausalLM(CausalLM):
         rotary = self._base.rotary_emb
         kinds = getattr(self._config, "layer_types", None)
         of_layer = [kinds[layer]] if kinds and "layer_type" in signature(rotary.forward).parameters else []
-        cosine, sine = rotary(rows_BHSE, shifts_BS, *of_layer)
+        cosine, sine = (part.to(rows_BHSE.device) for part in rotary(rows_BHSE, shifts_BS, *of_layer))
         width = cosine.shape[-1]
         rotate = vars(sys.modules[type(self._base).__module__])["apply_rotary_pos_emb"]
         part = rows_BHSE[..., :width]  # RoPE may leave the rest of a head as it is
@@ -220,6 +224,9 @@ class HuggingFaceCausalLM(CausalLM):
         """The scores, at `_stair`'s distances if a key is far from its query; see `ScoreChange`."""
         if self._stair is None or not self._rotates[layer]:
             return scores_BHSK
+        # Layers may be spread over devices, and position IDs are where the first one is.
+        query_ids_BS = query_ids_BS.to(scores_BHSK.device)
+        key_ids_BK = key_ids_BK.to(scores_BHSK.device)
         far_query_ids_BS, far_key_ids_BK = self._stair.far_ids(query_ids_BS, key_ids_BK)
         query_BHSE = self._rotated(layer, query_BHSE, far_query_ids_BS - query_ids_BS)
         key_BHKE = self._rotated(layer, key_BHKE, far_key_ids_BK - key_ids_BK)
@@ -378,7 +385,7 @@ def position_limit(config: transformers.PretrainedConfig, has_rotary_embedding: 
             limits.append(parameters.get("original_max_position_embeddings") or longest)
         if kind == "dynamic":  # the library goes by the configuration's number alone
             limits.append(longest)
-    return min((limit for limit in limits if limit), default=None)
+    return min((limit for limit in limits if limit and limit > 0), default=None)
 
 
 _SPARSE = re.compile(r"(^|_)(index|indexer|sparse|chunk|block|window|stride|compress|keep|local)(_|$)")

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 
 from sparsity_length.cli import InputError, path_of
 from sparsity_length.models.checkpoints import (
+    MARK_FILE,
     MODEL_FILES,
     errors_in_words,
     find_checkpoint,
@@ -96,8 +97,7 @@ class Checkpoint:
 
     def sha256(self, with_code: bool) -> str:
         """SHA-256, in hex, over `files`."""
-        files = self.files(with_code)
-        return sha256_of_files(*files)
+        return sha256_of_files(*self.files(with_code))
 
     @property
     def own_tokenizer(self) -> Path | None:
@@ -197,7 +197,9 @@ def load_causal_lm(checkpoint: Checkpoint, loading: Loading, num_positions: int)
     from sparsity_length.models.huggingface import load_hugging_face
 
     files = checkpoint.files(loading.trust_remote_code)
-    refuse_damaged(checkpoint.folder, [path.name for path in files])
+    # Beside what its numbers follow from, the tokenizer and the end tokens.
+    read = {path.name for path in [*files, *checkpoint.folder.glob("*.json")]} - {MARK_FILE}
+    refuse_damaged(checkpoint.folder, sorted(read))
     return load_hugging_face(
         checkpoint.folder,
         device=device,

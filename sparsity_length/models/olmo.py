@@ -87,6 +87,15 @@ def blocks_of(model: OLMo) -> list[Any]:
     return list(model.transformer.blocks)
 
 
+def refuse_unmeasurable(config: ModelConfig, name: str) -> None:
+    """Raise an InputError for learned positions and other blocks."""
+    if config.block_type != BlockType.sequential or not (config.rope or config.alibi):
+        raise InputError(
+            f"{name} cannot be measured: it needs model.rope or model.alibi true, without which positions are"
+            " learned, and model.block_type sequential"
+        )
+
+
 def load_stock_olmo(checkpoint: Path) -> OLMo:
     """Load an unsharded OLMo checkpoint on the CPU.
 
@@ -97,11 +106,7 @@ def load_stock_olmo(checkpoint: Path) -> OLMo:
     path = checkpoint / "config.yaml"
     with errors_in_words(f"{path} is not an OLMo configuration"):
         config = ModelConfig.load(path, key="model", validate_paths=False)
-    if config.block_type != BlockType.sequential or not (config.rope or config.alibi):
-        raise InputError(
-            f"{checkpoint} cannot be measured: it needs model.rope or model.alibi true, without which"
-            " positions are learned, and model.block_type sequential"
-        )
+    refuse_unmeasurable(config, str(checkpoint))
     # A checkpoint may say cuda, or meta, which has no numbers.
     config.init_device = "cpu"
     # Mapped: load_state_dict copies, and memory holds the weights once.
@@ -155,11 +160,12 @@ def _heads(rows_BSD: torch.Tensor, num_heads: int) -> torch.Tensor:
 
 
 class OLMoCausalLM(CausalLM):
-    """An OLMo to be measured, which is left as it is."""
+    """An OLMo to be measured, which is left as it is; InputError if it cannot be."""
 
     _model: OLMo
 
     def __init__(self, model: OLMo) -> None:
+        refuse_unmeasurable(model.config, "this OLMo")
         super().__init__(model)
         self._rotary = RotaryEmbedding(model.config)
 

@@ -50,7 +50,7 @@ class RopeScaling:
         return cls(found[1], float(found[2]))
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.factor:g}"
+        return f"{self.kind}:{self.factor:.12g}"
 
     def scaled(self, own: Parameters | None, num_positions: int | None, name: str) -> Parameters:
         """The scaled parameters of a model, of its own ones; InputError if they cannot be scaled.

@@ -121,9 +121,10 @@ class Explanation:
                 for target in self.targets
             ]
         else:
+            is_chosen = len(self.facts["wanted"]) < len(self.losses)
             sentences.append(
-                f"Explained: {len(self.targets)} of the {len(self.facts['wanted'])} predictions that distant"
-                f" text changes most."
+                f"Explained: {len(self.targets)} of {len(self.facts['wanted'])} predictions"
+                f"{' that distant text changes most' if is_chosen else ''}."
             )
             if len(self.targets) < len(self.facts["wanted"]):
                 sentences[-1] += " A longer --budget explains the others, --position N any other one."

@@ -98,7 +98,7 @@ function describe() {
   const { short_context_length: short, long_context_length: long } = data;
   at("about").textContent = `${data.results}: ${data.documents.length} document${data.documents.length > 1 ? "s" : ""}, ${everyTarget.length.toLocaleString("en")} targets; short context ${short} tokens, long context up to ${long}`;
   at("lengths").textContent = `the ${short} tokens before the target; all before it in its chunk of ${long} tokens. The rest is the distant context.`;
-  const way = data.ablation === "swap" ? "with the token replaced by another document's" : "without the token";
+  const way = data.search_swaps ? "with the token replaced by another document's" : "without the token";
   at("influence-meaning").textContent = `loss under the long context ${way}, minus loss under the long context: positive if the token helps.`;
   at("k-star-meaning").textContent = `the least k studied that recovers ${Math.round(data.recovery_fraction * 100)}% of the target's gain.`;
   at("left-out").replaceChildren(...data.left_out.map((sentence) => element("li", {}, sentence)));

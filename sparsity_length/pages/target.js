@@ -5,11 +5,10 @@ function showTarget() {
   const measured = measuredTarget(), beside = state.beside === null ? null : measuredTarget(state.beside);
   at("target-heading").replaceChildren("Target “", element("bdi", {}, word(chunk.pieces, place)), `”, position ${chunk.start + place}`);
   light(measured?.selection ?? [], beside?.selection ?? []);
-  showNullText(measured?.selection ?? []);
   showControls();
   at("chart").parentElement.hidden = at("tokens").hidden = !measured?.selection;
   showStanding(measured);
-  listedTargetIsCurrent();
+  listTargets();
   writeAddress();
   if (measured === null) {
     at("said").textContent = `${state.model} was not run on this document.`;
@@ -100,7 +99,7 @@ function captionOf(measured, beside) {
 function showStanding(measured) {
   at("standing").hidden = measured === null;
   if (measured === null) return;
-  const all = sortedNumbers("gain"), gain = gainOf(chosenTarget());
+  const all = gainsOfModel(), gain = gainOf(chosenTarget());
   const mean = all.reduce((sum, value) => sum + value, 0) / all.length;
   const larger = all.length - firstAbove(all, gain);
   drawHistogram(at("histogram"), all, gain);
@@ -118,10 +117,6 @@ function firstAbove(ascending, value) {
   return low;
 }
 
-function listedTargetIsCurrent() {
-  if (!at("targets-panel").hidden) listTargets();
-}
-
 // Tokens ---------------------------------------------------------------------------------------------------
 
 function showTokens(selection, ofBeside) {
@@ -129,7 +124,7 @@ function showTokens(selection, ofBeside) {
   const inOrder = selection.every((token, index) => index === 0 || selection[index - 1].influence >= token.influence);
   const caption = `${isNullShown() ? "Another document's tokens that" : "Distant tokens that"} ${state.rule} ranks first${inOrder ? "" : "; it does not rank by the last column, what leaving one out costs"}`;
   const heading = (text, kind = "") => element("th", { scope: "col", class: kind }, text);
-  const headings = [heading("rank", "rank"), heading("token", "word"), heading("distance, tokens", "distance"), heading(selection[0]?.isMoved ? "moves, nats" : "influence, nats", "influence")];
+  const headings = [heading("rank", "rank"), heading("token", "word"), heading("distance, tokens", "distance"), heading("influence, nats", "influence")];
   if (ofBeside !== null) headings.splice(1, 0, heading("beside", "rank"));
   const rankBeside = new Map((ofBeside ?? []).map((token) => [token.place, token.rank]));
   const places = new Set(selection.map(({ place }) => place));

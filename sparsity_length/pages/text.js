@@ -114,26 +114,11 @@ function light(selection, ofBeside) {
     shown.dataset.rank = token.rank;
     const strength = largest > 0 ? Math.max(0, token.influence ?? 0) / largest : 0;
     shown.style.setProperty("--strength", strength.toFixed(3));
-    const influence = token.influence === null ? "" : `, ${token.isMoved ? "moves" : "influence"} ${signedNats(token.influence, 3)} nats`;
+    const influence = token.influence === null ? "" : `, influence ${signedNats(token.influence, 3)} nats`;
     if (!shown.classList.contains("target")) shown.title = `rank ${token.rank}${influence}, distance ${token.distance}`;
     return shown;
   });
   lit = [...near, ...chosen, ...ofBeside.map((token) => tokens[state.chunk][token.place])];
-}
-
-/** The null's own text, the tokens chosen there lit; nothing if the own distant context is shown. */
-function showNullText(selection) {
-  const chunk = chosenChunk(), of = chunk.null;
-  at("null-section").hidden = !isNullShown() || of === undefined;
-  if (at("null-section").hidden) return at("null-text").replaceChildren();
-  const numFar = chunk.targets[state.target] - data.short_context_length;
-  const { paragraph, tokens: drawn } = drawChunk(of.pieces.slice(0, numFar));
-  for (const token of selection) {
-    drawn[token.place].classList.add("lit");
-    drawn[token.place].dataset.rank = token.rank;
-  }
-  at("null-heading").replaceChildren("The null's text, in the place of the distant context: ", element("bdi", {}, of.id));
-  return at("null-text").replaceChildren(paragraph);
 }
 
 /** Mark the words searched for in the text, without a change of the text. Browsers without highlights do not. */

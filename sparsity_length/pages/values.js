@@ -53,15 +53,14 @@ function deepestGain() {
 }
 const deepest = deepestGain();
 
-const sortedOf = new Map(); // model and measure -> its numbers of all targets, ascending
+const sortedGains = new Map(); // model -> the gains of all targets, ascending
 
-function sortedNumbers(name) {
-  const key = `${state.model} ${name}`;
-  if (!sortedOf.has(key)) {
-    const numbers = everyTarget.map((target) => measures[name](target)).filter((number) => number !== null);
-    sortedOf.set(key, new Float64Array(numbers).sort());
+function gainsOfModel() {
+  if (!sortedGains.has(state.model)) {
+    const gains = everyTarget.map((target) => gainOf(target)).filter((gain) => gain !== null);
+    sortedGains.set(state.model, new Float64Array(gains).sort());
   }
-  return sortedOf.get(key);
+  return sortedGains.get(state.model);
 }
 
 /** Mean gain of a document's targets in nats; null if the model was not run on it. */
@@ -103,18 +102,15 @@ function measuredTarget({ model, rule } = state) {
   if (of === undefined) return { ...both, own: null, null: null, kStar: null, selection: null };
   return {
     ...both, own: curve(of.own), null: curve(of.other_document), kStar: of.k_star[state.criterion]?.[index] ?? null,
-    selection: selectionOf(of, state.far, rule),
+    selection: selectionOf(of, state.far),
   };
 }
 
 /** The first k tokens of a rule's distant context, own or the null's; own if there is no null. */
-function selectionOf(ofRule, far, rule) {
+function selectionOf(ofRule, far) {
   const chunk = chosenChunk(), place = chunk.targets[state.target], of = ofRule[far] ?? ofRule.own;
-  // Of rules that are target-agnostic, by what they rank: how far the prediction moves, if that is known.
-  const isMoved = of.moved !== undefined && rule.endsWith("_divergence");
-  const weight = isMoved ? of.moved : of.influence;
   return of.distance[state.target].slice(0, chosenK()).map((distance, rank) => ({
-    rank: rank + 1, distance, place: place - distance, influence: inNats(weight[state.target][rank]), isMoved,
+    rank: rank + 1, distance, place: place - distance, influence: inNats(of.influence[state.target][rank]),
     word: "token" in of ? visible(of.token[state.target][rank]) : word(chunk.pieces, place - distance),
   }));
 }

@@ -226,7 +226,7 @@ class Results:
     def dataset(self, table: str, models: Collection[str] | None = None) -> ds.Dataset:
         """A table's rows, of these models or all; none is read. Models measured in two ways are warned of."""
         files = self.sources(table, models)
-        _refuse_mixture(files)
+        _refuse_mixture(self.folder, files)
         # An export's file is the source of each of its models.
         paths = list(dict.fromkeys(str(file.path) for file in files))
         return ds.dataset(paths, schema=SCHEMAS[table], format="parquet")
@@ -238,7 +238,7 @@ def warn_once(sentence: str) -> None:
     logger.warning("%s", sentence)
 
 
-def _refuse_mixture(files: Sequence[Source]) -> None:
+def _refuse_mixture(folder: Path, files: Sequence[Source]) -> None:
     """Refuse files of one model made with different settings; warn of models measured in two ways."""
     firsts: dict[str, dict[str, Any]] = {}
     for file in files:
@@ -259,7 +259,4 @@ def _refuse_mixture(files: Sequence[Source]) -> None:
     ]
     for model, facts in zip(firsts, shown, strict=True):
         if changes := differences(shown[0], facts):
-            warn_once(
-                f"models of {files[0].path.parents[1]} were measured in two ways: {'; '.join(changes)} in"
-                f" '{model}'"
-            )
+            warn_once(f"models of {folder} were measured in two ways: {'; '.join(changes)} in '{model}'")

@@ -93,7 +93,7 @@ def training_operations(config: Any, weights: int) -> float:
 
 def num_checkpoints(config: Any) -> int:
     """Checkpoints that are kept of a training."""
-    written = math.ceil(config.num_steps / config.save_interval)
+    written = math.ceil(config.num_steps / (config.save_interval or config.num_steps))
     kept = config.save_num_unsharded_checkpoints_to_keep
     return written if kept < 0 else min(written, max(kept, 1))
 
@@ -174,7 +174,12 @@ def check(
     each.
     """
     trainings = {command.name: settings[command.name] for command in commands if command.stage == "pretrain"}
-    measuring = [(command.needs, settings[command.name]) for command in commands if command.stage in COUNTED]
+    # Each model once for each of its checkpoints.
+    measuring = [
+        (command.needs * max(1, len(command.steps)), settings[command.name])
+        for command in commands
+        if command.stage in COUNTED
+    ]
     jobs = jobs_of(commands)
     num_tasks = sum(job.num_tasks or 1 for job in jobs)
     sys.stdout.write(f"{len(jobs)} jobs, with the tasks of arrays {num_tasks}\n")

@@ -89,6 +89,11 @@ def commands_of(study: Study) -> list[Command]:
     # Stable: all else stays in order. Each summary lists the figures of the evaluations beside it.
     commands = sorted(made, key=lambda command: command.stage == "summary")
     names = [command.name for command in commands]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(
+            f"two commands are named {twice[0]}: sizes need sizes_in_names=true, and grids that differ in"
+            " overrides alone a study each"
+        )
     for command in commands:
         _known(command.needs, names, f"stage that {command.name} needs:")
     others = tuple(command.name for command in commands if command.stage != "summary")
@@ -128,14 +133,14 @@ def _text_commands(study: Study) -> Iterator[Command]:
     for name, evaluation in {"": study.evaluation, **study.further_evaluations}.items():
         if text := evaluation.get("data"):
             yield Command(
-                f"tokenize_c4-{name}",
+                f"tokenize_c4-{name or 'evaluation'}",
                 "pipeline/tokenize_c4.py",
-                flags({"out": run / name / "data", **text}),
+                flags({"out": run / (name or "evaluation") / "data", **text}),
                 ("tokenize_c4",),  # whose tokenizer this one may be given
                 num_tasks=1,
             )
         if needles := evaluation.get("needles"):
-            of_text = name if text else ""
+            of_text = (name or "evaluation") if text else ""
             asked = {"document_lengths": evaluation.get("long_context_length"), **needles}
             yield Command(
                 _joined("plant_needles", name),
@@ -175,7 +180,7 @@ def _evaluation_commands(
     """The stages of one evaluation for the models of one size, model -> what --checkpoints is given."""
     run = Path(study.run)
     results = run / name / "results" / size
-    whose_data = name if evaluation.get("data") else ""
+    whose_data = (name or "evaluation") if evaluation.get("data") else ""
     data = run / whose_data / "data"
     needs_data = _joined("tokenize_c4", whose_data)
     if evaluation.get("needles"):
@@ -205,6 +210,8 @@ def _evaluation_commands(
         asked = settings.pop("models", evaluation.get("models")) or folders
         # A size may train fewer models than the study names.
         models = [model for model in _known(asked, study.models, "model") if model in folders]
+        if not models:
+            raise InputError(f"{command_name}: the study's size trains none of the models {', '.join(asked)}")
         checkpoints = [folders[model] for model in models]
         trained = [Path(folders[model]).name for model in models if study.sizes]
         needs = [needs_data, *trained]

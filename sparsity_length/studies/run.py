@@ -110,10 +110,9 @@ def run_all(commands: Sequence[Command], places: Sequence[Mapping[str, str]], lo
     def note(number: int, frame: object) -> None:
         # Slurm sends SIGTERM to all of a job, once and again; only a user means it the second time.
         if not stops or number == signal.SIGINT:
+            how = "ended without saving" if stops else "stopped by a signal, trainings once they have saved"
             stops.append(EXIT_STOPPED)
-            logger.info(
-                "stopped by a signal, trainings once they have saved; run the same command again to resume"
-            )
+            logger.info("%s; run the same command again to resume", how)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has SIGHUP
@@ -275,12 +274,14 @@ def checked(commands: Sequence[Command], *, is_plan: bool) -> tuple[list[Command
             elif not is_plan:
                 lacking += _refusal(command, partial(stage.check_input, arguments, is_next))
             # The checkpoint would be missing once the model is trained, and to have it, it is trained anew.
-            intervals = {name: getattr(settings[name], "save_interval", 1) for name in command.needs}
-            for step, (name, interval) in product(command.steps, intervals.items()):
-                if not interval or step % interval:
+            trained = [name for name in command.needs if hasattr(settings[name], "save_interval")]
+            for step, name in product(command.steps, trained):
+                last = settings[name].num_steps
+                interval = settings[name].save_interval or last
+                if step != last and (step > last or step % interval):
                     raise InputError(
                         f"step {step} is to be measured, but {name} is saved every {interval} steps"
-                        " (save_interval)"
+                        f" (save_interval) up to step {last}"
                     )
         except InputError as error:
             raise InputError(f"{command.name}: {error}") from error

@@ -179,14 +179,14 @@ def load_task_config(path: Path, overrides: list[str], *, task: str, positions: 
     or fail later.
     """
     given = read_yaml(path)
-    of_tasks = given.pop("tasks", {})  # no field of `TaskConfig`
+    of_tasks = given.pop("tasks", None) or {}  # no field of `TaskConfig`
     for name in (task, *of_tasks):
         require_name("task", name, TASKS)
     config: TaskConfig = settings_of(
         path,
         OmegaConf.structured(TaskConfig),
         given,
-        of_tasks.get(task, {}),
+        of_tasks.get(task) or {},
         read_overrides(overrides),
         OmegaConf.create({"task": task, "positions": positions}),  # last, and so above an override
     )
@@ -198,12 +198,12 @@ def load_task_config(path: Path, overrides: list[str], *, task: str, positions: 
         (positions == "sparse") == bool(config.model.num_keys),
         f"model.num_keys is {config.model.num_keys}; positions sparse need one, at least 1, and others none",
     )
-    require_name("spread_of_coupled_ids", config.spread_of_coupled_ids, POSITION_SCHEMES)
+    require_name("spread_of_coupled_ids", config.spread_of_coupled_ids, ("contiguous", "pose"))
     require_name("model.architecture", config.model.architecture, ("gpt_neox", "olmo"))
     require_positive(
         config,
         "smallest_size largest_sparsity num_position_ids model.rotary_fraction batch_size"
-        " sizes_per_step learning_rate max_grad_norm save_interval eval_interval eval_num_examples",
+        " sizes_per_step num_steps learning_rate max_grad_norm save_interval eval_interval eval_num_examples",
     )
     require(
         config.stop_at_excess_loss is None or task.startswith("cues_"),
@@ -211,9 +211,9 @@ def load_task_config(path: Path, overrides: list[str], *, task: str, positions: 
     )
     require(
         config.stop_at_accuracy is None
-        or (0 < config.stop_at_accuracy <= 1 and config.stop_at_excess_loss is None),
-        f"stop_at_accuracy is {config.stop_at_accuracy}; it must be above 0, at most 1, and without"
-        " stop_at_excess_loss",
+        or (0 < config.stop_at_accuracy <= 1 and not task.startswith("cues_")),
+        f"stop_at_accuracy is {config.stop_at_accuracy}; it must be above 0 and at most 1, and tasks cues_*"
+        " have stop_at_excess_loss instead",
     )
     require(
         config.batch_size % config.sizes_per_step == 0,
@@ -229,10 +229,12 @@ def load_task_config(path: Path, overrides: list[str], *, task: str, positions: 
         f"largest_sparsity is {config.largest_sparsity}; task {task} has k up to {most}, by largest_size (0:"
         " it has no k, and largest_sparsity is null)",
     )
-    # The task itself knows best which sizes it has, so examples are drawn: the smallest and the largest.
+    # The task itself knows best which sizes it has, so examples are drawn: the smallest and the largest, with
+    # the largest k, which may need most IDs.
     generator = np.random.default_rng(0)
     for size in (config.sizes[0], config.sizes[-1]):
-        config.ids_of(config.draw(size, 1, generator), generator)
+        k = config.largest_sparsity and min(config.largest_sparsity, of_task.largest_sparsity(size))
+        config.ids_of(of_task.draw(size, [k], generator), generator)
     return config
 
 

@@ -101,16 +101,15 @@ def accuracy(
     }
     vocabulary = TASKS[config.task].vocabulary
     decisive = [example.dependencies[0] for example in examples]
-    decisive_tokens = []
-    for example, places in zip(examples, decisive, strict=True):
-        names = [vocabulary[example.token_ids_S[place]] for place in places]
-        decisive_tokens.append(" ".join(names))
     table = pd.DataFrame(
         {
             "example_index": range(len(examples)),
             "is_right": is_right_B,
             "answer": [vocabulary[token_id] for token_id in tokens_BT[:, 0]],
-            "decisive_tokens": decisive_tokens,
+            "decisive_tokens": [
+                " ".join(vocabulary[token_id] for token_id in example.token_ids_S[list(places)])
+                for example, places in zip(examples, decisive, strict=True)
+            ],
             "distances": [[first - 1 - place for place in places] for places in decisive],
         }
     )
@@ -147,6 +146,8 @@ def found_dependencies(
     means over all of them: if a place has few values, one is often the token that stands there, and says
     nothing.
     """
+    if len(examples) < 2:
+        raise InputError("other examples' tokens stand in: two examples or more are needed (--num-examples)")
     token_ids_BS, position_ids_BS = model.config.ids_of(examples, generator, in_testing=True)
     num_tokens = token_ids_BS.shape[1]
     lengths = ContextLengths(
@@ -165,7 +166,8 @@ def found_dependencies(
     ]
     rows = []
     for index, example in enumerate(examples):
-        swaps_BL = token_ids_BS[generator.integers(0, len(examples), 8)]
+        others = generator.integers(0, len(examples) - 1, 8)
+        swaps_BL = token_ids_BS[others + (others >= index)]
         placed = model.at(torch.from_numpy(position_ids_BS[index]))
         # Large passes, as models are small.
         chunk = (placed, lengths, Batching(8192), example.token_ids_S, example.token_ids_S)

@@ -210,6 +210,8 @@ def plant(arguments: argparse.Namespace) -> None:
                     text, tokenizer, length, arguments.seed, template, arguments.depths
                 )
             ]
+            # Depths that fall on one place give one document.
+            planted = [*{document.document_id: (document, row) for document, row in planted}.values()]
             columns = {name: [row[name] for _, row in planted] for name in SCHEMAS["needles"].names}
             with whole_or_absent(folder / NEEDLES_FILE) as temporary:
                 write_parquet(temporary, table_of(columns, SCHEMAS["needles"]))

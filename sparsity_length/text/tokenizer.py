@@ -227,8 +227,9 @@ class DocumentTokenizer:
         A page that writes about '<|endoftext|>' has these letters as text, not as the end of it.
         """
         self._tokenizer.encode_special_tokens = not special_tokens
-        spelt = next(filter(None, map(self.control_tokens.search, texts)), None)
-        if spelt and not (special_tokens or self._has_warned):
+        if special_tokens or self._has_warned:
+            return
+        if spelt := next(filter(None, map(self.control_tokens.search, texts)), None):
             self._has_warned = True
             logger.warning(
                 "%s: control tokens stand in the text, such as %s, and are read as text without"

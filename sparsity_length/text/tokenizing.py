@@ -92,6 +92,8 @@ def left(arguments: argparse.Namespace) -> list[str]:
     manifest = read_record(arguments.out / MANIFEST_FILE)
     if manifest is None:
         return lacking
+    if arguments.merge:
+        return []
     # The command may be that of one task or of all: how the text was divided, the manifest says.
     tasks = {name: manifest["settings"].get(name) for name in ("num_tasks", "all_files")}
     configuration = manifest | {"settings": tasks | _settings(arguments)}

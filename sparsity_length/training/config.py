@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from olmo.config import DistributedStrategy, SchedulerType, SchedulerUnits, TrainConfig
+from olmo.config import BlockType, DistributedStrategy, SchedulerType, SchedulerUnits, TrainConfig
 from olmo.optim import build_scheduler
 from omegaconf import MISSING
 
 from sparsity_length.cli import InputError
+from sparsity_length.results.files import launched_process
 from sparsity_length.text.folder import TokenizedData
 from sparsity_length.training.positions import POSITION_SCHEMES
 from sparsity_length.training.settings import (
@@ -94,7 +95,7 @@ class PretrainConfig(TrainConfig):
     def rates(self, step: int) -> tuple[float, float | None]:
         """Learning rate of a step, counted from 1, and the norm its gradient is clipped to (None: it is not).
 
-        They are those of OLMo's trainer.
+        They are those of OLMo's trainer, but a schedule in tokens ends with the last step, not within it.
         """
         scheduler = build_scheduler(self)
         # Step and end in one unit, that of the scheduler's warm-up.
@@ -111,7 +112,7 @@ class PretrainConfig(TrainConfig):
         require(
             micro_batch_size > 0 and batch_size % (num_ranks * micro_batch_size) == 0,
             f"global_train_batch_tokens make {batch_size} sequences, not divisible by {num_ranks} ranks times"
-            f" the {self.device_train_microbatch_size} of device_train_microbatch_tokens",
+            f" {micro_batch_size}, as many as device_train_microbatch_tokens or a rank's share allow",
         )
         return batch_size // (num_ranks * micro_batch_size)
 
@@ -169,12 +170,21 @@ def load_config(path: Path, overrides: Sequence[str], data: TokenizedData) -> Pr
     require_positive(
         config,
         "train_context_length global_train_batch_tokens device_train_microbatch_tokens max_grad_norm"
-        " save_interval eval_interval num_steps optimizer.learning_rate model.n_heads",
+        " save_interval eval_interval eval_num_documents num_steps optimizer.learning_rate model.n_heads",
     )
+    require(config.seed >= 0, f"seed is {config.seed}; it must be 0 or above")
     require_name("precision", config.precision, ("auto", "amp_bf16", "fp32"))
     require_name("position_scheme", config.position_scheme, POSITION_SCHEMES)
     model = config.model
     length = config.sequence_length
+    require(
+        length >= 2,
+        f"train_context_length is {length}; it must be at least 2, as the first token is no target",
+    )
+    require(
+        model.block_type == BlockType.sequential,
+        f"model.block_type is {model.block_type}; only models with sequential blocks can be measured",
+    )
     require(
         # RoPE rotates pairs of numbers of a head, so a head's width must be even.
         bool(model.rope) != bool(model.alibi) and model.d_model % (2 * model.n_heads) == 0,
@@ -210,11 +220,12 @@ def load_config(path: Path, overrides: Sequence[str], data: TokenizedData) -> Pr
             f"{kind}_tokens {tokens} is not a multiple of train_context_length, {length}",
         )
         setattr(config, f"{kind}_size", tokens // length)
-    config.num_micro_batches(num_ranks=1)
+    config.num_micro_batches(launched_process().num_tasks)
     warm_up = config.scheduler.t_warmup
+    end = config.scheduler.t_max or config.scheduled(config.num_steps)
     require(
-        config.scheduler.name == SchedulerType.constant or warm_up <= config.scheduled(config.num_steps),
-        f"scheduler.t_warmup is {warm_up} {config.scheduler.units}, longer than"
+        config.scheduler.name == SchedulerType.constant or warm_up < end,
+        f"scheduler.t_warmup is {warm_up} {config.scheduler.units}, not shorter than scheduler.t_max or"
         f" max_duration '{config.max_duration}', so the learning rate would never be reached",
     )
     return config

@@ -58,7 +58,9 @@ def is_first_rank() -> bool:
 def _lines_of_metrics(run_folder: Path, step: int) -> list[str]:
     path = run_folder / METRICS_FILE
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    return lines[:step]
+    # The first may be of a later step than 1, where a run goes on without the file of its beginning; the last
+    # may be cut.
+    return [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
 
 
 def last_metrics(run_folder: Path, step: int) -> dict[str, Any]:
@@ -119,11 +121,13 @@ def has_finished(run_folder: Path, config: Any, num_steps: int) -> bool:
     if newest := newest_checkpoint(run_folder):
         # Through YAML: a config in memory has tuples and enums, one that was read back has not.
         now: Any = OmegaConf.create(OmegaConf.to_yaml(config))
+        # When a run is measured may decide when it ends.
+        decisive = {"eval_interval"} if getattr(config, "stops_when_learnt", False) else set()
         then: Any = OmegaConf.merge(
             # A field that is newer than the record had what is its default now.
             OmegaConf.create(OmegaConf.to_yaml(type(config))),
             read_configuration(newest[1]),
-            {name: now[name] for name in _CHANGEABLE & now.keys()},
+            {name: now[name] for name in (_CHANGEABLE - decisive) & now.keys()},
         )
         refuse_changes(f"{run_folder} holds a run", then, now, "--save-folder")
     last = run_folder / f"step{num_steps}-unsharded"

@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy, pad
 
 from sparsity_length.cli import logger, path_of
-from sparsity_length.models.checkpoints import find_checkpoint, step_folders
+from sparsity_length.models.checkpoints import errors_in_words, find_checkpoint, step_folders
 from sparsity_length.models.devices import multiplies_bfloat16, usable_device, warn_of_slow_bfloat16
 from sparsity_length.models.olmo import blocks_of, load_stock_olmo, use_position_ids
 from sparsity_length.results.versions import provenance
@@ -36,6 +36,7 @@ from sparsity_length.text.folder import TokenizedData
 from sparsity_length.training.config import PretrainConfig, config_of
 from sparsity_length.training.data import TrainingBatches, prefetched, refuse_damaged_tokens
 from sparsity_length.training.loop import TrainingLoop, has_finished, newest_state, save_checkpoint, train
+from sparsity_length.training.settings import require
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _LOGITS_AT_ONCE = 2**20
@@ -174,7 +175,13 @@ class Trainer(TrainingLoop):
         # The initial weights of another run, without its optimizer; a run that goes on has its own.
         if config.load_path is not None and not saved:
             begun = load_stock_olmo(find_checkpoint(path_of(config.load_path)))
-            self._olmo.load_state_dict(begun.state_dict())
+            require(
+                begun.config.vocab_size == config.model.vocab_size,
+                f"load_path {config.load_path} has a vocabulary of {begun.config.vocab_size} tokens, and the"
+                f" data of {config.model.vocab_size}: it was trained with another tokenizer",
+            )
+            with errors_in_words(f"load_path {config.load_path} does not fit the configuration's model"):
+                self._olmo.load_state_dict(begun.state_dict())
         self._rotary = use_position_ids(self._olmo)
         self._model = _distribute(self._olmo, config, self._accelerator)
         self._optimizer = build_optimizer(config, self._olmo)

@@ -258,7 +258,7 @@ def test_groups_are_split_down_to_the_units_that_matter() -> None:
 @pytest.mark.parametrize("short_context_length", [7, 9])
 def test_every_target_has_a_distant_context(short_context_length: int) -> None:
     """Before the first target of three in ten tokens stand seven."""
-    with pytest.raises(InputError, match="leaves no distant context"):
+    with pytest.raises(InputError, match="no distant context is left"):
         ContextLengths(short_context_length, 10, 3)
 
 

@@ -107,7 +107,7 @@ LACKING = [
 @pytest.mark.parametrize(
     ("study", "overrides", "sentence"),
     [
-        ("text", ["evaluation.short_context_length=64"], "loss_differences-tiny: the short .* no distant"),
+        ("text", ["evaluation.short_context_length=64"], "loss_differences-tiny: no distant context is left"),
         ("text", ["evaluation.k=[53]"], "k 53 is more than the 52 distant tokens of the first"),
         ("text", ["evaluation.rules=[leave_one_aut]"], "did you mean 'leave_one_out'"),
         ("text", ["models.long-seed1.train_context_length=512"], "at most model.max_sequence_length, 256"),

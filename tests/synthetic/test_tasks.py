@@ -216,7 +216,7 @@ def positions(rule: str, ablation: str, *others: np.ndarray) -> list[int]:
 
 @pytest.mark.parametrize("rule", ["leave_one_out", "leave_one_out_divergence"])
 def test_what_must_be_there_is_found_by_removing_it_and_by_a_mean_over_other_examples(rule: str) -> None:
-    assert positions(rule, "mask") == [1, 2]
+    assert positions(rule, "mask", TOKENS) == [1, 2]
     # The first example replaces the 1 by itself and says nothing of it; the second does.
     says_nothing = np.array([5, 1, 9, 6, 7, 8, 3])
     tells = np.array([5, 9, 9, 6, 7, 8, 3])

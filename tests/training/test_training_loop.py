@@ -395,7 +395,10 @@ def test_every_config_is_accepted_here_and_without_our_fields_by_olmo(
             for text in ("long", "2e6X", "''", "2ep", "infT")
         ),
         ("eval_context_lengths=[32,100]", "divide the longest"),
-        ("max_duration=99", "scheduler.t_warmup is 100 steps, longer than max_duration '99'"),
+        (
+            "max_duration=99",
+            "scheduler.t_warmup is 100 steps, not shorter than scheduler.t_max or max_duration '99'",
+        ),
     ],
 )
 def test_bad_settings_are_refused_by_name(override: str, word: str, data: TokenizedData) -> None:
