@@ -16,8 +16,8 @@ The page holds one record:
 
 {"results": "runs/demo/results",                  the results folder
  "models": ["long-seed0", …], "rules": [...], "k": [1, 2, 4, …],
- "short_context_length": 8, "long_context_length": 256, "targets_per_chunk": 16,
- "search_swaps": 0, "recovery_fraction": 0.9, "minimum_gain": 0.1,
+ "short_context_length": 8, "long_context_length": 128, "targets_per_chunk": 16, "target_stride": 1,
+ "ablation": "swap", "search_swaps": 0, "recovery_fraction": 0.9, "minimum_gain": 0.1,
  "unit_nats": 0.001, "left_out": ["a sentence", …], "documents": […]}
 
 and each document has its measured chunks. Losses and influences are integers in units of unit_nats, the
@@ -25,7 +25,7 @@ precision that the page shows, at half the bytes of decimals. Entries marked ? m
 
 {"id": "00f3…", "num_tokens": 812, "chunks": [{"start": 0,
   "pieces": ["The", " cat", …],                   the text of each token of the chunk
-  "targets": [240, …],                            places in the chunk
+  "targets": [112, …],                            places in the chunk
   "models": {"long-seed0": {
     "short": [4123, …], "long": […],              losses, one value per target
     "expected": […], "specific": […],             ? short-context divergence, document-specific gain
@@ -40,6 +40,7 @@ precision that the page shows, at half the bytes of decimals. Entries marked ? m
 
 import argparse
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +77,9 @@ _OF_TARGETS = {
 _SWAPPED = {"swap": "swapped_loss", "swap_kl": "swapped_divergence"}
 _CURVES = {"loss": "sparse_context_loss", "kl": "sparse_context_divergence"}
 """The page's names of columns; a column that is absent or holds nulls alone is left out."""
-_SETTINGS = (
-    "short_context_length",
-    "long_context_length",
-    "targets_per_chunk",
-    "target_stride",
-    "k",
-    "search_swaps",
-    "minimum_gain",
-)
-"""Settings that all models on the page must share."""
+_LENGTHS = ("short_context_length", "long_context_length", "targets_per_chunk", "target_stride")
+_SETTINGS = (*_LENGTHS, "k", "ablation", "search_swaps", "minimum_gain")
+"""Settings that all models on the page must share; losses have lengths only."""
 _KEYS = ["document_id", "chunk_index", "model", "rule", "criterion", "distant_context"]
 _SCRIPTS = (
     "drawing.js",
@@ -176,14 +170,14 @@ def choose(
             f"{results} has no document with both loss differences and influential tokens of"
             f" {', '.join(models)}; run both stages on the same documents"
         )
-    selecting = Results(results).settings("influential_tokens")
-    shared = {name: next(iter(selecting.values())).get(name) for name in _SETTINGS}
-    made = [*selecting.items(), *Results(results).settings("loss_differences").items()]
     # Models that have only losses made no selection, so they have no settings of one.
-    ways = [way for model, way in made if model in models]
-    if differing := [
-        name for name in _SETTINGS if any(name in way and way[name] != shared[name] for way in ways)
-    ]:
+    selecting, differences = (
+        [way for model, way in Results(results).settings(stage).items() if model in models]
+        for stage in ("influential_tokens", "loss_differences")
+    )
+    shared = {name: selecting[0].get(name) for name in _SETTINGS}
+    pairs = [*product(_SETTINGS, selecting), *product(_LENGTHS, differences)]
+    if differing := sorted({name for name, way in pairs if way.get(name) != shared[name]}):
         raise InputError(
             f"the models or stages of {results} differ in {', '.join(differing)}; choose --models that do"
             " not, or measure both stages alike"

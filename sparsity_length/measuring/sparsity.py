@@ -170,7 +170,8 @@ def chosen_tokens(
             if leaves_out
             else np.full((len(targets_T), context.num_far_tokens_T[-1]), np.nan)
         )
-        if leaves_out and selecting.screen is None:
+        # A screen with room for every token leaves out each.
+        if leaves_out and (selecting.screen or np.inf) >= context.num_far_tokens_T[-1]:
             of_targets = {
                 "target_position": chunk.start + targets_T,
                 "distant_context": name,

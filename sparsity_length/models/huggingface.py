@@ -191,10 +191,12 @@ class HuggingFaceCausalLM(CausalLM):
             # Biases of keys may be large, and would hide what turns.
             middle = key.mean(-2, keepdim=True)
             self._rotates.append(_differ(moved_key - middle, key - middle))
+            if not self._rotates[layer]:
+                continue
             with errors_in_words(f"{name} cannot have stair positions: its RoPE is of an unknown kind"):
                 turned = self._rotated(layer, key, moved_1S - rows_1S)
                 not_turned = self._rotated(layer, key.float(), 0 * rows_1S)  # YaRN's are longer
-                if self._rotates[layer] and (_differ(turned, moved_key) or _differ(not_turned, key.float())):
+                if _differ(turned, moved_key) or _differ(not_turned, key.float()):
                     raise ValueError("its rotations are not additive")
         if not any(self._rotates):
             raise InputError(f"{name} cannot have stair positions: it has no RoPE")

@@ -27,7 +27,7 @@ from sparsity_length.models.checkpoints import (
 from sparsity_length.models.devices import usable_device
 from sparsity_length.models.interface import CausalLM
 from sparsity_length.models.rope import RopeScaling, Stair
-from sparsity_length.results.files import refuse_pointers, sha256_of_files
+from sparsity_length.results.files import read_record, refuse_pointers, sha256_of_files
 from sparsity_length.text.tokenizer import hub_folder, tokenizer_at
 
 
@@ -197,9 +197,9 @@ def load_causal_lm(checkpoint: Checkpoint, loading: Loading, num_positions: int)
     from sparsity_length.models.huggingface import load_hugging_face
 
     files = checkpoint.files(loading.trust_remote_code)
-    # Beside what its numbers follow from, the tokenizer and the end tokens.
-    read = {path.name for path in [*files, *checkpoint.folder.glob("*.json")]} - {MARK_FILE}
-    refuse_damaged(checkpoint.folder, sorted(read))
+    # Of an exported folder also what its numbers do not follow from: the tokenizer, the end tokens.
+    marked = read_record(checkpoint.folder / MARK_FILE) or {"files": {}}
+    refuse_damaged(checkpoint.folder, sorted({*marked["files"], *(path.name for path in files)}))
     return load_hugging_face(
         checkpoint.folder,
         device=device,

@@ -170,7 +170,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         SELECTION_COLUMNS[1],
         column("influences", FLOATS, "influence of every distant token, nats; entry i belongs to the token"
                " at chunk start + i. There are no rows without the rules leave_one_out or"
-               " leave_one_out_divergence, and none with --screen"),
+               " leave_one_out_divergence, and none with a --screen of fewer than all of them"),
     ]),
     "sparse_context_losses": pa.schema([
         MODEL,
