@@ -125,21 +125,22 @@ BEFORE = "a mat and the cat that sat there saw a "
 
 
 @pytest.mark.parametrize(
-    ("by", "token", "instead"),
+    ("by", "words", "instead"),
     [
         ("at", "dog in the hall", None),
         ("position", "dog in the hall", None),
-        ("at", "d", "dog in the street"),
+        ("at", "dog in the hall", "dog in the street"),
+        ("at", "dog in the street", "dog in the hall"),  # the distant text speaks for the latter
     ],
 )
 def test_a_whole_is_the_sum_of_its_tokens(
-    by: str, token: str, instead: str | None, model: Path, stock: Stock
+    by: str, words: str, instead: str | None, model: Path, stock: Stock
 ) -> None:
     """Effects of every token, the trial and probabilities are of sums of the stock model's log-probabilities.
 
     With --instead they are of the difference of two such sums.
     """
-    text = f"{BEFORE}dog in the hall"
+    text = f"{BEFORE}{words}"
     own, before, foreign = (load_tokenizer(model).read(one).token_ids_N for one in (text, BEFORE, FOREIGN))
     first = len(before)
     other = load_tokenizer(model).read(f"{BEFORE}{instead}").token_ids_N if instead else before
@@ -152,16 +153,19 @@ def test_a_whole_is_the_sum_of_its_tokens(
         return log_p(stock, context[:fork], own) - log_p(stock, context[:fork], other)
 
     full = score(own)
-    named = {"at": "dog in the hall"} if by == "at" else {"position": f"{first}:{len(own)}"}
+    named = {"at": words} if by == "at" else {"position": f"{first}:{len(own)}"}
     asked = {**FLAGS, **named, "instead": instead}
     exact = explain(f"{text}, and", model, **asked, targets="all", sources=500)
     (target,) = exact.targets
-    assert (target["position"], target["end"], target["token"]) == (first, length, token)
+    assert (target["position"], target["end"]) == (first, length)
+    assert target["token"] == ("d" if instead else words)
     assert exact.losses["position"].tolist() == [*range(first, length)]
     effects = exact.frame.set_index("source_position")["effect"].sort_index()
     assert effects.index.tolist() == [*range(1, near)]
     swaps_of_one = [full - score(swapped(own, searched, [place])) for place in range(1, near)]
     np.testing.assert_allclose(effects, swaps_of_one, atol=5e-5)
+    # One that works against the effect, of the other sign, is not needed.
+    assert (exact.frame["is_needed"] == (exact.frame["effect"] / target["total_effect"] >= 0.1)).all()
 
     (found,) = explain(f"{text}, and", model, **asked, sources=2).targets
     spans = [range(source["source_position"], source["source_end"]) for source in found["sources"]]
@@ -169,10 +173,11 @@ def test_a_whole_is_the_sum_of_its_tokens(
     without = [score(swapped(own, one, slice(near))) for one in trials]
     back = [score(swapped(own, one, left_out)) for one in trials]
     assert found["total_effect"] == pytest.approx(full - np.mean(without), abs=5e-5)
+    assert found["sources"][-1]["recovered_so_far"] == pytest.approx(found["recovered"])
     recovered = found["recovered"] * found["total_effect"]
     assert recovered == pytest.approx(np.mean(back) - np.mean(without), abs=1e-4)
     if instead:
-        assert exact.facts["contrast"] == ["dog in the hall", instead, pytest.approx(full, abs=5e-5)]
+        assert exact.facts["contrast"] == [words, instead, pytest.approx(full, abs=5e-5)]
         return
     number = len(own) - first
     alone = score(swapped(own, searched, [*spans[0]]))
@@ -189,6 +194,7 @@ def test_words_are_those_of_their_last_occurrence_and_it_is_said(
     assert found.text.text == TEXT[: TEXT.rindex("the") + len("the")]
     note = "the last; --at 'the:1' is the first"
     assert note in found.facts["note"] and note in str(found) and note in caplog.text
+    assert "Explained: 1 of 1 predictions." in str(found)  # which was named, not chosen
     # Words that are in the text are taken as they are.
     assert explain("a b a:1 a b a a a b", model, short_context_length=1, at="a:1").facts["note"] is None
 

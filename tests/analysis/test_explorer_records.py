@@ -3,12 +3,15 @@
 import hashlib
 import json
 import re
+import shutil
+import tracemalloc
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from measured_documents import measure, write_checkpoint, write_folder
 from olmo.model import OLMo
@@ -27,6 +30,7 @@ TEXTS = ["naïve “quotes” — 你好 " * 12, "plain words of a shop " * 10, 
 
 LONG = 32
 TARGETS = 5
+WORDS = f"--long-context-length {LONG} --targets-per-chunk {TARGETS} --max-chunks-per-document 4".split()
 KS = [1, 2, 4, 8]
 RULES = ["leave_one_out", "recency"]
 MODELS = ["long <b>", "other"]
@@ -46,10 +50,9 @@ def write_explorable(folder: Path, texts: Sequence[str], make_olmo: Callable[...
         write_checkpoint(folder / name, make_olmo(seed=seed, vocab_size=600, embedding_size=600))
         for seed, name in enumerate([*MODELS, LOSSES_ONLY])
     ]
-    words = f"--long-context-length {LONG} --targets-per-chunk {TARGETS} --max-chunks-per-document 4".split()
-    measure(loss_differences, folder, *words, "--checkpoints", *models)
+    measure(loss_differences, folder, *WORDS, "--checkpoints", *models)
     few = ["--rules", *RULES, "--k", *map(str, KS), *flags]
-    measure(influential_tokens, folder, *words, *few, "--checkpoints", *models[:2])
+    measure(influential_tokens, folder, *WORDS, *few, "--checkpoints", *models[:2])
     return folder
 
 
@@ -67,7 +70,9 @@ def embedded(folder: Path, *flags: str) -> dict[str, Any]:
 
 
 def test_records_are_the_parquet_row_by_row(explorable: Path) -> None:
-    documents = embedded(explorable)["documents"]
+    record = embedded(explorable)
+    assert (record["search_swaps"], record["recovery_fraction"]) == (None, 0.9)
+    documents = record["documents"]
     pieces = load_tokenizer(explorable / "data" / "tokenizer.json").pieces
     losses, tokens, sparse, k_star = (
         Results(explorable / "results")
@@ -126,3 +131,24 @@ def test_unknown_names_and_empty_selections_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=sentence):
         embedded(explorable, *flags)
+
+
+def test_stages_and_models_measured_with_other_settings_are_refused(explorable: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(explorable, tmp_path / "copied")
+    words = [*WORDS, "--target-stride", "2", "--rules", "recency", "--k", "1"]
+    measure(influential_tokens, folder, *words, "--checkpoints", folder / LOSSES_ONLY)
+    for flags, differing in (((), "target_stride, k"), (("--models", LOSSES_ONLY), "target_stride")):
+        with pytest.raises(InputError, match=f"the models or stages of .* differ in {differing};"):
+            embedded(folder, *flags)
+    assert embedded(folder, "--models", *MODELS)["target_stride"] == 1
+
+
+def test_choosing_pairs_documents_not_targets(explorable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the memory that many targets take."""
+    frame = Results.frame
+    monkeypatch.setattr(Results, "frame", lambda *about: pd.concat([frame(*about)] * 30))
+    tracemalloc.start()
+    explorer.choose(explorable / "results", None, None)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 1e7

@@ -126,6 +126,8 @@ def signed(nats: float) -> str:
 def test_a_click_shows_the_tokens_that_the_parquet_says(
     page: "sync_api.Page", explorable: Path, rule: str, distant_context: str
 ) -> None:
+    # Only the trial swapped tokens.
+    assert "without the token" in str(page.locator("#influence-meaning").text_content())
     document_id = open_document(page, "plain words")
     page.get_by_role("combobox", name="Rule").select_option(rule)
     page.get_by_role("radio", name="own" if distant_context == "own" else "null: another document's").check()

@@ -73,6 +73,10 @@ def test_what_is_recovered_by_hand(by_hand: pd.DataFrame) -> None:
     # Both documents recover 1 nat beyond their null over 2 targets: paired, no resample differs.
     expected |= {"excess": 0.5, "excess_low": 0.5, "excess_high": 0.5}
     assert_effects(by_hand, "loss", expected)
+    # Of a null of b alone: recency needs none, and keeps a, which only the excess leaves out.
+    of_b = by_hand[(by_hand["distant_context"] == "own") | (by_hand["document_id"] == "b")]
+    expected = {"num_targets": 4, "recovered": 0.75, "effect": 0.75, "null_recovered": 0.5, "excess": 0.5}
+    assert_effects(of_b, "loss", expected)
     # A single document gives no interval.
     nothing = {"recovered_low": np.nan, "share": np.nan}
     assert_effects(by_hand[by_hand["document_id"] == "a"], "loss", nothing)
