@@ -89,7 +89,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {
             "rope_parameters": {
                 "sliding_attention": _rope("default"),
-                "full_attention": _rope("yarn", factor=4.0, original_max_position_embeddings=16),
+                "full_attention": _rope("yarn", factor=1.25, original_max_position_embeddings=16),
             },
         },
     ),
@@ -123,7 +123,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     # Six heads: slopes of no power of two, which the two families choose in two ways.
-    "bloom": ("bloom", _ALIBI | {"hidden_size": 48, "n_layer": 2, "n_head": 6}),
+    # -1 in a configuration says that there is no limit.
+    "bloom": (
+        "bloom",
+        _ALIBI | {"hidden_size": 48, "n_layer": 2, "n_head": 6, "max_position_embeddings": -1},
+    ),
     "mpt": ("mpt", _ALIBI | {"d_model": 48, "n_layers": 2, "n_heads": 6}),
     "opt": ("opt", _SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 32}),
 }

@@ -45,6 +45,7 @@ FLAGS = {
         "recency",
     ],
     "evaluate_tokens": [],
+    "length_interference": [*LENGTHS, "--near-context-length", str(SHORT), "--placements", "own:3"],
 }
 
 

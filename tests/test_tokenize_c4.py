@@ -367,4 +367,7 @@ def test_a_needle_that_the_tokenizer_cannot_spell(unk_token: str | None, tmp_pat
     unspelled = r"cannot spell “The magic number of \w+ is \d{5}.”, which becomes “t h e "
     with pytest.raises(InputError, match=unspelled):
         plant(tmp_path, "--document-lengths", 200)
-    plant(tmp_path, "--templates", "word", "--document-lengths", 200)
+    # Both depths fall on one place.
+    plant(tmp_path, "--templates", "word", "--document-lengths", 200, "--depths", 0.2, 0.201)
+    out = tmp_path / "out/length-200/data"
+    assert len(evaluation_rows(TokenizedData.open(out))) == pq.read_table(out / NEEDLES_FILE).num_rows == 2

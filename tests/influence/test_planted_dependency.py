@@ -19,6 +19,8 @@ from sparsity_length.measuring.rules import (
     LEAVE_ONE_OUT_RULES,
     RULES,
     find_rule,
+    ranked,
+    ranked_by,
     sampled_answers,
 )
 from sparsity_length.measuring.selecting import Selecting
@@ -148,6 +150,14 @@ def test_the_sink_comes_last_and_is_a_candidate() -> None:
         assert _select(rule, 4, [4], look_inside=lambda _: attended_TF.copy()) == [expected]
 
 
+def test_scores_that_are_no_numbers_come_last_of_the_distant_tokens() -> None:
+    """Of four tokens the first target has two, whatever its other scores are."""
+    assert ranked(np.array([[0, -np.inf, np.nan, np.nan]]), 2).tolist() == [[0, 1]]
+    scores_TF = np.array([[np.nan, 1, 9, np.nan], [-np.inf, 7, np.nan, 8]])
+    far = SimpleNamespace(num_far_tokens_T=np.array([2, 4]))
+    assert ranked_by(lambda _: scores_TF)(far, 2).tolist() == [[1, 0], [3, 1]]
+
+
 @pytest.mark.parametrize(
     ("length", "asked", "rules", "screen"),
     [
@@ -158,9 +168,11 @@ def test_the_sink_comes_last_and_is_a_candidate() -> None:
         # Of 64 tokens 48 stand before the first target, 32 of them distant: there is room for all.
         (64, 31, ("leave_one_out",), 31),
         (64, 32, ("leave_one_out",), None),
+        (4096, 5000, ("leave_one_out",), 5000),  # None would be a short list when built again
     ],
 )
 def test_a_screen_is_used_where_it_saves(
     length: int, asked: int | None, rules: tuple[str, ...], screen: int | None
 ) -> None:
-    assert Selecting(long_context_length=length, rules=rules, screen=asked).screen == screen
+    selecting = Selecting(long_context_length=length, rules=rules, screen=asked)
+    assert selecting.screen == replace(selecting).screen == screen

@@ -10,9 +10,23 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from measured_documents import DOCUMENTS, Typed, command_line, contents, measure, word_level, write_checkpoint
+from measured_documents import (
+    DOCUMENTS,
+    Typed,
+    command_line,
+    contents,
+    measure,
+    stage_name,
+    word_level,
+    write_checkpoint,
+)
 from olmo.model import OLMo
-from sparsity_length.programs import evaluate_tokens, influential_tokens, loss_differences
+from sparsity_length.programs import (
+    evaluate_tokens,
+    influential_tokens,
+    length_interference,
+    loss_differences,
+)
 
 from sparsity_length.cli import InputError
 from sparsity_length.measuring import stage as evaluate_checkpoints
@@ -24,10 +38,16 @@ from sparsity_length.training.loop import train
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_first_documents_that_are_long_enough_are_measured(folder: Path) -> None:
-    results = measure(loss_differences, folder, "--max-documents", "2")
-    rows = Results(results).frame("loss_differences")  # of the first two that are long enough
-    assert rows["document_id"].unique().tolist() == ["00000000000000aa", "00000000000000bb"]
+@pytest.mark.parametrize(
+    ("stage", "names"), [(loss_differences, ["aa", "bb"]), (length_interference, ["aa"])]
+)
+def test_the_first_documents_that_are_long_enough_are_measured(
+    stage: ModuleType, names: list[str], folder: Path
+) -> None:
+    """One is enough where no other stands in for it."""
+    results = measure(stage, folder, "--max-documents", str(len(names)))
+    rows = Results(results).frame(stage_name(stage))
+    assert rows["document_id"].unique().tolist() == [f"00000000000000{name}" for name in names]
 
 
 @pytest.mark.slow
@@ -214,8 +234,9 @@ def test_another_model_of_one_name_in_one_results_folder(
             measure(program, folder, *again)
 
 
+@pytest.mark.parametrize("stage", [loss_differences, length_interference])
 def test_what_is_no_number_is_told_with_the_model_that_gave_it(
-    folder: Path, make_olmo: Callable[..., OLMo]
+    stage: ModuleType, folder: Path, make_olmo: Callable[..., OLMo]
 ) -> None:
     model = make_olmo(seed=2, weight_tying=False)
     tokens = next(iter(DOCUMENTS.values()))
@@ -225,5 +246,5 @@ def test_what_is_no_number_is_told_with_the_model_that_gave_it(
     write_checkpoint(folder / "broken", model)
     sentence = "model 'broken' gives the token at position 21 of document 00000000000000aa a loss of nan"
     with pytest.raises(InputError, match=f"^{sentence}"):
-        measure(loss_differences, folder, "--max-documents", "2", "--checkpoints", str(folder / "broken"))
+        measure(stage, folder, "--max-documents", "2", "--checkpoints", str(folder / "broken"))
     assert contents(folder / "results") == {}

@@ -203,6 +203,25 @@ def test_choices_are_tried_under_another_ablation(
         assert row.sparse_context_divergence == pytest.approx(divergence(whole_V, case_V), abs=TOLERANCE)
 
 
+def test_more_trials_than_the_choice_had_are_in_no_text_of_its_search(
+    folder: Path, stocks: dict[str, Stock], tmp_path: Path
+) -> None:
+    """The choice was tried in the second document behind its own, and searched in the third."""
+    measure(
+        influential_tokens,
+        folder,
+        *[*WORDS, *IN_BACKGROUND, "--trial-swaps", "1", "--rules", "recency", "--results", tmp_path],
+    )
+    words = ["--choices", tmp_path, "--checkpoints", folder / "third", "--trial-swaps", "2"]
+    results = measure(evaluate_tokens, folder, *words, "--results", tmp_path / "tried")
+    for row in Results(results).frame("sparse_context_losses").itertuples():
+        own_L, _, first, _, second = chunks_of(row)
+        place = row.target_position % L
+        cases: list[Case] = [(with_far(own_L, other_L, place), range(place)) for other_L in (first, second)]
+        mean_V = np.mean(log_probs(stocks["third"], place, cases), axis=0)
+        assert row.swapped_loss == pytest.approx(-mean_V[own_L[place]], abs=TOLERANCE)
+
+
 @pytest.mark.parametrize(
     ("stage", "words", "sentence"),
     [
@@ -365,6 +384,10 @@ def test_rules_of_a_file_are_measured_like_any_other(measurable: Path, tmp_path:
     for target, first in ((9, [0, 1, 2, 3, 4]), (10, [0, 1, 2, 3, 5]), (11, [0, 1, 2, 3, 6])):
         assert of_rules["streaming_llm", target] == first * 4  # in each of four chunks
         assert len(of_rules["snapkv", target]) == 5 * 4
+    del RULES["snapkv"]  # as in a process that has not read the file
+    choices = ["--choices", tmp_path / "results", "--results", tmp_path / "tried"]
+    tried = Results(measure(evaluate_tokens, measurable, *choices, *words[-2:]))
+    assert {*tried.frame("sparse_context_losses")["rule"]} == {"streaming_llm", "snapkv", "recency"}
     other = tmp_path / "other.py"
     other.write_text(KV_CACHE_RULES.read_text().replace("def ", "def other_"))
     with pytest.raises(InputError, match="rule_files_sha256"):  # a changed rule is another setting

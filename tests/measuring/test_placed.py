@@ -13,12 +13,12 @@ from sparsity_length.models.huggingface import HuggingFaceCausalLM
 
 TEXT, OTHER = np.random.default_rng(6).integers(0, 48, (2, 30))
 PLACEMENTS = ["own:3", "own:3@20", "own:6/2", "own:6/2@9", "swap:3", "swap:6/3@31", "last:2"]
-PLACEMENTS += ["own:all", "own:all+40", "swap:all", "swap:all+7"]
+PLACEMENTS += ["own:all", "own:all+30", "swap:all", "swap:all+7"]
 
 
 @pytest.mark.parametrize("compared_with", ["near", "full"])
 @pytest.mark.parametrize("are_shared", [False, True])
-@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "gpt2"])
 def test_equal_to_stock_models_one_context_at_a_time(
     family: str, are_shared: bool, compared_with: str
 ) -> None:
@@ -74,7 +74,7 @@ def test_equal_to_stock_models_one_context_at_a_time(
             expected = alone
             assert entropy == pytest.approx(-(np.exp(reference) * reference).sum(), abs=1e-5)
         elif (placement := Placement.parse(name)).kind == "last":
-            expected = log_probs(own[-2:], np.arange(2))
+            expected = log_probs(own[-2:], np.arange(len(own))[-2:])
         else:
             is_own = placement.kind == "own"
             number = placement.num_distant or start
@@ -91,14 +91,33 @@ def test_equal_to_stock_models_one_context_at_a_time(
 
 
 @pytest.mark.parametrize(
-    ("placement", "fits"),
-    [("own:32", True), ("own:33", False), ("own:all", True), ("last:15", True), ("last:16", False)],
+    ("near", "placement", "fits"),
+    [
+        (16, "own:32", True),
+        (16, "own:33", False),
+        (16, "own:all", True),
+        (16, "last:15", True),
+        (16, "last:16", False),
+        (48, "swap:all", False),
+        (48, "last:4", True),
+    ],
 )
-def test_what_a_chunk_has_room_for(placement: str, fits: bool) -> None:
-    """Before the one target stand 48 tokens, of which 16 are near."""
-    asked = {"long_context_length": 49, "targets_per_chunk": 1, "near_context_length": 16}
+def test_what_a_chunk_has_room_for(near: int, placement: str, fits: bool) -> None:
+    """Before the one target stand 48 tokens, which have IDs of the chunk."""
+    asked = {"long_context_length": 49, "targets_per_chunk": 1, "near_context_length": near}
     if fits:
-        assert Placing(**asked, placements=(placement,)).most_distant == 32
+        placing = Placing(**asked, placements=(placement,))
+        assert (placing.most_distant, placing.num_positions) == (48 - near, 49)
     else:
         with pytest.raises(InputError, match="choose a larger --long-context-length"):
             Placing(**asked, placements=(placement,))
+
+
+def test_near_tokens_that_are_all_there_is_are_the_full_context() -> None:
+    """And as many last ones are the near tokens, also where positions are absolute."""
+    cases = [(Placement.parse(name), None, None) for name in ("last:8", "last:4")]
+    found = measured_placements(
+        HuggingFaceCausalLM(make_model("gpt2")), TEXT, np.array([[8]]), 8, cases, Batching(20), "full"
+    )
+    near, whole, few = (float(measured.divergences[0]) for _, _, measured, _ in found)
+    assert max(near, whole) < 1e-6 < 1e-3 < few

@@ -185,6 +185,31 @@ def test_an_exported_model_is_the_same_to_other_tools_and_a_flipped_bit_is_seen(
     assert (tokenizer.eos_token_id, tokenizer("word7")["input_ids"]) == (0, [7])
     with pytest.raises(InputError, match="is there already"):
         write_hugging_face_folder(model, tokenizer_file, 0, out)
-    flip(out / "model.safetensors")
-    with pytest.raises(InputError, match="model.safetensors has not the SHA-256 of its manifest"):
-        load_causal_lm(find_model(str(out)), Loading("cpu"), 40)
+    for name in ("model.safetensors", "tokenizer.json", "generation_config.json"):
+        flip(out / name)
+        with pytest.raises(InputError, match=f"{name} has not the SHA-256 of its manifest"):
+            load_causal_lm(find_model(str(out)), Loading("cpu"), 40)
+        flip(out / name)
+
+
+@pytest.mark.parametrize(
+    ("use", "fields", "sentence"),
+    [
+        (lambda model, _: OLMoCausalLM(model), {"rope": False}, "this OLMo cannot be measured"),
+        (lambda model, _: OLMoCausalLM(model), {"block_type": "llama"}, "this OLMo cannot be measured"),
+        (
+            lambda model, file: write_hugging_face_folder(model, file, 0, file.with_name("out")),
+            {"activation_type": "gelu"},
+            "cannot hold the weights of this model",
+        ),
+    ],
+)
+def test_what_a_model_in_memory_cannot_be_used_for(
+    use: Callable[[OLMo, Path], object],
+    fields: dict[str, Any],
+    sentence: str,
+    make_olmo: MakeOLMo,
+    tokenizer_file: Path,
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        use(make_olmo(**fields), tokenizer_file)

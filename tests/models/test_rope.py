@@ -103,6 +103,17 @@ def test_layers_without_rope_have_no_stairs(tmp_path: Path) -> None:
     assert lm._rotates == [True, False]
 
 
+def test_large_biases_of_keys_hide_no_rope(tmp_path: Path) -> None:
+    """In bfloat16, on the dimensions that turn slowly."""
+    model = make_model("qwen2", initializer_range=0.05)
+    for layer in model.model.layers:
+        layer.self_attn.k_proj.bias.data.view(2, 8)[:, [3, 7]] += 100
+    model.save_pretrained(tmp_path)
+    lm = load_hugging_face(tmp_path, device=CPU, dtype=torch.bfloat16, num_positions=16, rope=Stair(5, 4))
+    assert lm._rotates == [True, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("family", "word", "sentence"),
     [
@@ -116,11 +127,11 @@ def test_layers_without_rope_have_no_stairs(tmp_path: Path) -> None:
     ],
 )
 def test_models_that_cannot_be_scaled_are_refused(
-    family: str, word: str, sentence: str, tmp_path: Path
+    family: str, word: str, sentence: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     make_model(family).save_pretrained(tmp_path)
     with pytest.raises(InputError, match=sentence):
-        load_hugging_face(tmp_path, device=CPU, num_positions=16, rope=RopeScaling.parse(word))
+        load_hugging_face(tmp_path, device=CPU, dtype=dtype, num_positions=16, rope=RopeScaling.parse(word))
 
 
 NO_SCALING = "must be KIND:FACTOR with a factor above 1, such as yarn:2"
@@ -166,9 +177,9 @@ def test_results_record_it_and_are_not_mixed(tmp_path: Path) -> None:
     write_data(tmp_path / "data")
     make_model("llama").save_pretrained(tmp_path / "llama")
     flags = ["--checkpoints", tmp_path / "llama"]
-    results = Results(measure(loss_differences, tmp_path, *flags, "--rope", "yarn:2.0"))
-    assert results.made_by("loss_differences")["llama"]["settings"]["rope"] == "yarn:2"
+    results = Results(measure(loss_differences, tmp_path, *flags, "--rope", "yarn:2.000001"))
+    assert results.made_by("loss_differences")["llama"]["settings"]["rope"] == "yarn:2.000001"
     before = contents(tmp_path / "results")
-    with pytest.raises(InputError, match="settings.rope was 'yarn:2', now None"):
+    with pytest.raises(InputError, match="settings.rope was 'yarn:2.000001', now None"):
         measure(loss_differences, tmp_path, *flags)
     assert contents(tmp_path / "results") == before
