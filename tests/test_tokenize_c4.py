@@ -225,6 +225,8 @@ def test_finished_tasks_are_skipped_and_a_damaged_one_is_named_by_the_merge(
     corpus: Path, tmp_path: Path
 ) -> None:
     tokenize_corpus(corpus, tmp_path, num_tasks=2)
+    merge = tokenize_c4.STAGE.parse(["--out", str(tmp_path), "--merge"])
+    assert not tokenize_c4.STAGE.left(merge)
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "tasks").rglob("[!.]*")}
     tokenize_corpus(corpus, tmp_path, num_tasks=2)
     assert times == {path: path.stat().st_mtime_ns for path in times}

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tiny_task import TINY_TASK
 
 from sparsity_length.cli import InputError
 from sparsity_length.results.read import Results
+from sparsity_length.synthetic import train as train_module
 from sparsity_length.synthetic.config import load_task_config
 from sparsity_length.synthetic.tasks import TASKS, of_test_examples
 from sparsity_length.synthetic.train import TaskTrainer, find_task_run, is_learnt, load_task_lm
@@ -88,6 +90,16 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(tmp_path: Path, architecture: s
             ["stop_at_accuracy=99.5"],
             "stop_at_accuracy is 99.5; it must be above 0 and at most 1",
         ),
+        ("cues_1", "contiguous", ["stop_at_accuracy=0.9"], "tasks cues_. have stop_at_excess_loss instead"),
+        ("copy", "coupled", ["spread_of_coupled_ids=randomized"], "unknown spread_of_coupled_ids"),
+        ("copy", "pose", ["num_steps=0"], "num_steps is 0; it must be above 0"),
+        # The largest k needs most, three tokens for each; others need less, such as the one drawn first.
+        (
+            "variable_assignment_hops",
+            "pose",
+            ["largest_sparsity=6", "num_position_ids=37"],
+            "need 38 or more position IDs",
+        ),
     ],
 )
 def test_bad_settings(tmp_path: Path, task: str, positions: str, overrides: list[str], words: str) -> None:
@@ -106,6 +118,7 @@ def test_bad_settings(tmp_path: Path, task: str, positions: str, overrides: list
 def test_another_run_is_not_continued(
     task: str, positions: str, change: str, trained: Callable[..., Path]
 ) -> None:
+    train(trained("copy", "predicted"), "eval_interval=2")  # which is no other run
     with pytest.raises(InputError, match=change):
         train(trained("copy", "predicted"), task=task, positions=positions)
 
@@ -137,6 +150,35 @@ def test_a_run_ends_once_its_task_is_known(
         train(tmp_path, *overrides, task=task, positions=positions)
     assert max(path.name for path in tmp_path.glob("step*")) == f"step{last}-unsharded"
     assert is_learnt(*find_task_run(tmp_path, task)) == (last == 3)
+    with pytest.raises(InputError, match="eval_interval was 3, now 2"):  # it might have ended elsewhere
+        train(tmp_path, *overrides, "eval_interval=2", task=task, positions=positions)
+
+
+def test_a_run_goes_on_if_other_examples_do_not_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(trainer: TaskTrainer, drawn_as: int) -> dict[str, float]:
+        return {"exact_match": float(drawn_as == 0)}
+
+    monkeypatch.setattr(TaskTrainer, "_measured", measured)
+    train(tmp_path, "stop_at_accuracy=0.5")
+    assert not is_learnt(*find_task_run(tmp_path, "copy"))
+    assert (tmp_path / "step6-unsharded").is_dir()
+
+
+def test_every_k_is_measured_where_a_draw_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_module, "accuracy", Mock(wraps=train_module.accuracy))
+    train(tmp_path, "num_steps=1", task="variable_assignment_hops", positions="pose")
+    drawn = [call.args[1][0] for call in train_module.accuracy.call_args_list]
+    # Of six assignments; three tokens of the response for each of the chain.
+    assert {len(one.dependencies) for one in drawn if one.num_prompt_tokens == 20} == {3, 6, 9}
+
+
+def test_a_file_without_tasks(tmp_path: Path) -> None:
+    path = tmp_path / "half.yaml"
+    for text in ("tasks:\n", "tasks: {copy: }\n"):
+        path.write_text(text)
+        assert load_task_config(path, [], task="copy", positions="pose").num_steps == 2000
 
 
 NUM_EXAMPLES = 20

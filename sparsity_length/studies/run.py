@@ -294,6 +294,7 @@ def _refusal(command: Command, check_input: Callable[[], object]) -> list[str]:
         check_input()
     except InputError as error:
         _, _, further = command.name.partition("-")
-        remedy = f" (further_evaluations.{further}=null leaves it out)" if further else ""
+        place = "evaluation.data" if further == "evaluation" else f"further_evaluations.{further}"
+        remedy = f" ({place}=null leaves it out)" if further else ""
         return [f"{command.name}: {error}{remedy}"]
     return []

@@ -222,7 +222,9 @@ def load_config(path: Path, overrides: Sequence[str], data: TokenizedData) -> Pr
         setattr(config, f"{kind}_size", tokens // length)
     config.num_micro_batches(launched_process().num_tasks)
     warm_up = config.scheduler.t_warmup
-    end = config.scheduler.t_max or config.scheduled(config.num_steps)
+    end = config.scheduled(config.num_steps)
+    if config.scheduler.t_max is not None:
+        end = min(end, config.scheduler.t_max)
     require(
         config.scheduler.name == SchedulerType.constant or warm_up < end,
         f"scheduler.t_warmup is {warm_up} {config.scheduler.units}, not shorter than scheduler.t_max or"

@@ -74,6 +74,8 @@ def test_what_is_written_is_read_back(results: Path) -> None:
     some = Results(results).frame("length_losses", ["mean_loss"], {"model": ["b%2Fc"], "chunk_index": [0]})
     assert list(some.columns) == ["model", "mean_loss"]
     assert some["mean_loss"].tolist() == [5.0, 6.0]
+    which = "SELECT table_name FROM information_schema.tables"
+    assert select(connect(results, which), which).fetchall() == [("length_losses",)]
 
 
 def test_another_configuration_is_refused_by_name(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -29,6 +30,7 @@ from sparsity_length.cli import InputError, stage_of
 from sparsity_length.measuring.rules import TRIAL_SWAPS
 from sparsity_length.models.load import name_of
 from sparsity_length.results.read import Results
+from sparsity_length.studies import cluster
 from sparsity_length.studies.cluster import (
     forward_tokens,
     minutes_of,
@@ -38,7 +40,7 @@ from sparsity_length.studies.cluster import (
 )
 from sparsity_length.studies.commands import Command, commands_of
 from sparsity_length.studies.file import load_study
-from sparsity_length.studies.run import run_all, submit_chain
+from sparsity_length.studies.run import checked, run_all, submit_chain
 from sparsity_length.text.tokenizer import train_bpe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,6 +117,23 @@ LACKING = [
         # The fixture trains four steps; without its own override the warm-up is that of tiny.yaml, 100.
         ("text", ["sizes.tiny.overrides=[save_interval=2]"], "short-seed0: scheduler.t_warmup is 100 steps"),
         ("text", ["further_evaluations.along_training.steps=[3]"], "step 3 is to be .*, but .* every 2 "),
+        ("text", ["further_evaluations.along_training.steps=[6]"], r"step 6 is .* up to step 4"),
+        (
+            "text",
+            ["sizes_in_names=false", "sizes.b={config: b.yaml}"],
+            "two commands are named short-seed0: si",
+        ),
+        ("text", ["sizes.tiny.models=[short-seed0]"], "influential_tokens-tiny: .* none of .* long-seed1"),
+        (
+            "text",
+            ["evaluation.data.source=[none.jsonl]", "further_evaluations.along_training=null"],
+            r"tokenize_c4-evaluation: cannot read none.jsonl: .* \(evaluation.data=null leaves it out\)",
+        ),
+        (
+            "tasks",
+            ["synthetic.grids.copies={tasks: [sparse_parity], largest_sparsities: [2]}"],
+            "two commands are named sparse_parity-k2-pose-seed0: .* grids that differ",
+        ),
         ("text", ["data.tokenizer=none.json"], "there is no tokenizer none.json"),
         ("text", ["data.source=[nowhere.jsonl]"], "tokenize_c4: cannot read nowhere.jsonl: No such file"),
         (
@@ -156,6 +175,14 @@ def test_what_could_not_run_to_its_end_is_refused_before_it_begins(
     with pytest.raises(InputError, match=sentence):
         STAGE([f"{study}.yaml", *overrides])
     assert sorted(folder.rglob("*")) == before
+
+
+def test_another_text_of_the_first_evaluation_is_what_its_stages_read(folder: Path) -> None:
+    overrides = ["evaluation.data={source: [a.jsonl]}", "further_evaluations.along_training=null"]
+    commands = commands_of(load_study(folder / "text.yaml", overrides))
+    read = {one.name: one.arguments[1] for one in commands if one.arguments[0] in ("--out", "--data")}
+    assert read.pop("tokenize_c4") == "run/data"
+    assert set(read.values()) == {"run/evaluation/data"}
 
 
 def test_needles_are_planted_in_the_text_and_measured_in_its_place() -> None:
@@ -233,6 +260,11 @@ def test_each_job_waits_for_those_it_needs_and_is_given_its_tasks(
     assert in_one_piece["tokenize_c4"][4:8] == ["--array=0-0", "slurm/tokenize_c4.sh", "--num-tasks", "1"]
 
 
+def test_text_is_one_file_or_several(folder: Path) -> None:
+    overrides = ["data.source=train.jsonl", "data.further_source=eval*.jsonl"]
+    assert load_study(folder / "text.yaml", overrides).data["source"] == ["train.jsonl", "eval*.jsonl"]
+
+
 def test_what_is_null_is_left_out(folder: Path) -> None:
     def names(*overrides: str) -> set[str]:
         return {command.name for command in commands_of(load_study(folder / "text.yaml", overrides))}
@@ -256,8 +288,9 @@ def test_jobs_without_a_gpu_go_where_cluster_env_says(
         assert ("--partition=cpu" in line) != needs_gpu, line
 
 
-def test_hours_and_disk_are_counted(folder: Path) -> None:
-    study = load_study(folder / "text.yaml", ["sizes.tiny.overrides=[save_interval=3,scheduler.t_warmup=2]"])
+def test_hours_and_disk_are_counted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = ["sizes.tiny.overrides=[save_interval=3,scheduler.t_warmup=2]"]
+    study = load_study(folder / "text.yaml", [*overrides, "further_evaluations.along_training.steps=[3, 4]"])
     commands = {command.name: command for command in commands_of(study)}
 
     def asked_by(name: str, *needed: Any) -> Any:
@@ -272,6 +305,8 @@ def test_hours_and_disk_are_counted(folder: Path) -> None:
     tokens = 4 * config.global_train_batch_tokens
     assert training_operations(config, weights) == 6 * tokens * (weights + 2 * 8 * 2 * 128)
     assert num_checkpoints(config) == 2  # steps 3 and 4
+    config.save_interval = None
+    assert num_checkpoints(config) == 1
 
     # Five documents of 64 tokens, 4 targets with 8 near tokens and at most 55 distant ones.
     assert forward_tokens(asked_by("loss_differences-tiny"), 5) == 5 * (64 + 4 * 8)
@@ -279,6 +314,13 @@ def test_hours_and_disk_are_counted(folder: Path) -> None:
     trial = 2 * 4 * ((8 + 1) + (8 + 4))
     counted = forward_tokens(asked_by("influential_tokens-tiny"), 5)
     assert counted == 5 * 2 * (search + trial * TRIAL_SWAPS)
+
+    counting = Mock(wraps=cluster.estimate)
+    monkeypatch.setattr(cluster, "estimate", counting)
+    with pytest.raises(SystemExit):  # without a cluster
+        cluster.check([*commands.values()], study, *checked([*commands.values()], is_plan=True)[1:])
+    measured = [names.count("tiny-long-seed1") for names, _ in counting.call_args.args[1]]
+    assert measured == [1, 1, 1, 2]  # of the last at two steps
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import math
 from collections import defaultdict
 from functools import partial
 from itertools import product
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,9 +16,10 @@ import torch
 from hand_made_models import EvidenceLM
 
 from sparsity_length.cli import InputError
+from sparsity_length.measuring.far_context import FarContext
 from sparsity_length.models.attention import alibi_slopes
 from sparsity_length.models.interface import Predictions, Prefix, Running, causal_visibility
-from sparsity_length.synthetic import tasks
+from sparsity_length.synthetic import evaluation, tasks
 from sparsity_length.synthetic.config import TaskConfig, TaskModelConfig
 from sparsity_length.synthetic.evaluation import found_dependencies, generate
 from sparsity_length.synthetic.models import TaskLM
@@ -222,6 +224,18 @@ def test_what_must_be_there_is_found_by_removing_it_and_by_a_mean_over_other_exa
     tells = np.array([5, 9, 9, 6, 7, 8, 3])
     assert positions(rule, "swap", says_nothing) == [2, 3]  # of the others the nearest
     assert positions(rule, "swap", says_nothing, tells) == [1, 2]
+
+
+def test_no_example_stands_in_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    contexts = Mock(wraps=FarContext)
+    monkeypatch.setattr(evaluation, "FarContext", contexts)
+    positions("leave_one_out", "mask", TOKENS + 1, np.roll(TOKENS, 1))
+    swapped = [call for call in contexts.call_args_list if "search_swaps_BL" in call.kwargs]
+    assert len(swapped) == 3
+    for call in swapped:
+        assert not (call.kwargs["search_swaps_BL"] == call.args[3]).all(axis=1).any()
+    with pytest.raises(InputError, match="two examples or more"):
+        positions("leave_one_out", "mask")
 
 
 V = 11

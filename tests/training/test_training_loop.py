@@ -24,7 +24,7 @@ from sparsity_length.text.folder import TokenizedData
 from sparsity_length.training import trainer as trainer_module
 from sparsity_length.training.config import PretrainConfig, load_config
 from sparsity_length.training.data import TrainingBatches
-from sparsity_length.training.loop import has_finished, newest_state, save_checkpoint, train
+from sparsity_length.training.loop import has_finished, last_metrics, newest_state, save_checkpoint, train
 from sparsity_length.training.positions import (
     contiguous_position_ids,
     pose_position_ids,
@@ -127,7 +127,7 @@ def test_position_ids_and_seed_reach_the_model(make_trainer: MakeTrainer, tmp_pa
     ids=["rope", "alibi", "nope"],
 )
 def test_olmo_loads_the_checkpoint_to_equal_logits(
-    positions: list[str], make_trainer: MakeTrainer, tmp_path: Path
+    positions: list[str], make_trainer: MakeTrainer, data: TokenizedData, tmp_path: Path
 ) -> None:
     trainer = make_trainer(tmp_path, *positions)
     folder = trainer.run()
@@ -141,6 +141,12 @@ def test_olmo_loads_the_checkpoint_to_equal_logits(
     begun = make_trainer(tmp_path / "begun", *positions, f"load_path={folder}")
     assert begun.step == 0
     torch.testing.assert_close(begun._olmo.state_dict(), weights(folder), rtol=0, atol=0)
+    with pytest.raises(InputError, match="does not fit the configuration's model"):
+        make_trainer(tmp_path / "wider", *positions, "model.d_model=32", f"load_path={folder}")
+    # Another tokenizer's, though of as many rows.
+    begun._config.model.vocab_size += 1
+    with pytest.raises(InputError, match="trained with another tokenizer"):
+        Trainer(begun._config, data)
 
 
 def test_a_resumed_run_ends_at_the_same_weights(make_trainer: MakeTrainer, tmp_path: Path) -> None:
@@ -257,6 +263,12 @@ def test_damage_is_refused_and_the_one_before_taken_once_it_is_removed(
         newest_state(tmp_path)
     shutil.rmtree(tmp_path / "step8-unsharded")
     assert newest_state(tmp_path)["train"]["step"] == 7
+
+
+def test_metrics_go_by_their_steps_and_a_cut_line_is_none(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 3, "loss": 9}\n{"step": 4, "loss": 8}\n{"step": 5, "lo')
+    losses = [last_metrics(tmp_path, step).get("loss") for step in (2, 3, 5)]
+    assert losses == [None, 9, 8]
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 64, 300])
@@ -399,11 +411,28 @@ def test_every_config_is_accepted_here_and_without_our_fields_by_olmo(
             "max_duration=99",
             "scheduler.t_warmup is 100 steps, not shorter than scheduler.t_max or max_duration '99'",
         ),
+        ("max_duration=100", "scheduler.t_warmup is 100 steps"),
+        ("scheduler.t_max=99", "scheduler.t_warmup is 100 steps"),
+        ("scheduler.t_max=0", "scheduler.t_warmup is 100 steps"),
+        ("scheduler.t_max=1000 max_duration=99", "scheduler.t_warmup is 100 steps"),
+        ("seed=-1", "seed is -1"),
+        ("train_context_length=1", "train_context_length is 1"),
+        ("eval_num_documents=0", "eval_num_documents is 0"),
+        ("model.block_type=llama", "only models with sequential blocks"),
     ],
 )
 def test_bad_settings_are_refused_by_name(override: str, word: str, data: TokenizedData) -> None:
     with pytest.raises(InputError, match=re.escape(word)):
         load_config(TINY, override.split(), data)
+
+
+def test_a_batch_need_only_fit_the_ranks_that_are_launched(
+    data: TokenizedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 16 sequences one rank cannot take 12 at a time; each of two takes its eight."""
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert load_config(TINY, ["device_train_microbatch_tokens=3072"], data).num_micro_batches(2) == 1
 
 
 def test_durations_are_steps_or_tokens() -> None:
