@@ -25,6 +25,7 @@ from sparsity_length.figures.read import (
     interval_of,
     mean_columns,
     models_by_training,
+    needs_null,
     read_sparse_losses,
     rows_by,
     shown_rule,
@@ -32,7 +33,7 @@ from sparsity_length.figures.read import (
 from sparsity_length.figures.recovered_loss import PAPER_FIGURE, token_effects
 from sparsity_length.measuring.rules import CONTROLS
 from sparsity_length.results.read import Results
-from sparsity_length.results.schemas import DIVERGENCE
+from sparsity_length.results.schemas import DIVERGENCE, OWN
 from sparsity_length.results.table import as_table
 
 _FEW_TOKENS = 16
@@ -99,7 +100,11 @@ def lengths_needed(results: Path) -> Iterator[str]:
 def recovered_by(results: Path, model: str, rule: str) -> str:
     """Recovery by few tokens, beside the null baseline, by an evaluator that did not choose if any."""
     only = {"model": [model], "rule": [rule, "recency"]}
-    of_rules = token_effects(read_sparse_losses(results, only=only, every_evaluator=True))
+    rows = read_sparse_losses(results, only=only, every_evaluator=True)
+    with_null = rows.loc[rows["distant_context"] != OWN, "document_id"].unique()
+    if needs_null(rule):  # and so of these documents, then of recency, too
+        rows = rows[rows["document_id"].isin(with_null)]
+    of_rules = token_effects(rows)
     effects = of_rules[of_rules["rule"] == rule]
     if effects.empty:
         return f"How many tokens recover it is not known: {rule} was measured without the null that it needs."
@@ -124,7 +129,8 @@ def recovered_by(results: Path, model: str, rule: str) -> str:
         for recent in of_rules[is_recent].to_dict("records")
     ]
     if not isnan(null.estimate):
-        beside.append(f"null baseline: {null}")
+        of_fewer = "" if len(with_null) == row["num_documents"] else f" ({len(with_null)} documents)"
+        beside.append(f"null baseline: {null}{of_fewer}")
     return f"{'; '.join([text, *beside])}."
 
 

@@ -91,8 +91,8 @@ def commands_of(study: Study) -> list[Command]:
     names = [command.name for command in commands]
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(
-            f"two commands are named {twice[0]}: sizes need sizes_in_names=true, and grids that differ in"
-            " overrides alone a study each"
+            f"two commands are named {twice[0]}: sizes need sizes_in_names=true, and no two grids may train"
+            " the same task, positions, k and seed"
         )
     for command in commands:
         _known(command.needs, names, f"stage that {command.name} needs:")

@@ -127,11 +127,11 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
         study: Study = settings_of(path, OmegaConf.structured(Study), given)
         # Looked for here, as tokenize_c4 refuses a pattern that matches none.
         if further_source := study.data.pop("further_source", None):
-            sources, further = (
-                [given] if isinstance(given, str) else list(given)
-                for given in (study.data["source"], further_source)
+            sources, others = (
+                [of_field] if isinstance(of_field, str) else list(of_field)
+                for of_field in (study.data.get("source", []), further_source)
             )
-            study.data["source"] = sources + [one for one in further if glob(one, recursive=True)]  # noqa: PTH207
+            study.data["source"] = sources + [one for one in others if glob(one, recursive=True)]  # noqa: PTH207
     # What is raised where a field is a list and should have fields, or the other way round.
     except (OmegaConfBaseException, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{path} and the overrides given: {cause_of(error)}") from error

@@ -99,12 +99,13 @@ class TaskConfig:
     eval_interval: int = 250
     """Steps between measurements of the accuracy in distribution."""
     eval_num_examples: int = 256
-    """Least number of examples of such a measurement, the same each time; every size has as many."""
+    """Least number of examples of such a measurement; every size has as many. They are the same each time,
+    but others decide once these would end a run."""
     stop_at_excess_loss: float | None = None
-    """Training ends once a measurement finds so little excess loss in distribution, nats, so that models are
-    compared that know their task alike. Only for tasks whose best loss is known. None: all steps."""
+    """Training ends once two measurements find so little excess loss in distribution, nats, so that models
+    are compared that know their task alike. Only for tasks whose best loss is known. None: all steps."""
     stop_at_accuracy: float | None = None
-    """Training ends once a measurement finds this share of exact matches in distribution, and a model below
+    """Training ends once two measurements find this share of exact matches in distribution, and a model below
     it has not learned its task. None: all steps, and 0.99 counts as learned."""
 
     @property
