@@ -137,7 +137,7 @@ def test_stages_and_models_measured_with_other_settings_are_refused(explorable: 
     folder = shutil.copytree(explorable, tmp_path / "copied")
     words = [*WORDS, "--target-stride", "2", "--rules", "recency", "--k", "1"]
     measure(influential_tokens, folder, *words, "--checkpoints", folder / LOSSES_ONLY)
-    for flags, differing in (((), "target_stride, k"), (("--models", LOSSES_ONLY), "target_stride")):
+    for flags, differing in (((), "k, target_stride"), (("--models", LOSSES_ONLY), "target_stride")):
         with pytest.raises(InputError, match=f"the models or stages of .* differ in {differing};"):
             embedded(folder, *flags)
     assert embedded(folder, "--models", *MODELS)["target_stride"] == 1
