@@ -70,6 +70,7 @@ def evaluated_tokens(arguments: argparse.Namespace, settings: None) -> Measureme
         tried,
         partial(try_choices, selecting=tried, choices=choices, searched=searched),
         tried.num_others,
+        rule_files=arguments.rule_file,
         selector=selector,
         inputs={
             "checkpoint": made_by["inputs"]["checkpoint"],
