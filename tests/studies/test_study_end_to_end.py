@@ -132,7 +132,7 @@ LACKING = [
         (
             "tasks",
             ["synthetic.grids.copies={tasks: [sparse_parity], largest_sparsities: [2]}"],
-            "two commands are named sparse_parity-k2-pose-seed0: .* grids that differ",
+            "two commands are named sparse_parity-k2-pose-seed0: .* no two grids",
         ),
         ("text", ["data.tokenizer=none.json"], "there is no tokenizer none.json"),
         ("text", ["data.source=[nowhere.jsonl]"], "tokenize_c4: cannot read nowhere.jsonl: No such file"),
