@@ -181,6 +181,7 @@ ROBUST = {
     ("slope of the share kept", "readable"): "YaRN's gain at 9,216: slope",
     ("accuracy", "OR at 180 tokens"): "OR of 8 bits",
     ("accuracy", "parity at 180 tokens"): "parity of 8 bits",
+    ("fall of accuracy", "parity learned, 180 tokens"): "parity learned: fall from 1, 2 to 5 to 8 bits",
     ("accuracy", "PPC: copy, 40 letters, rotary_pct 1"): "PPC: copy, 40 letters",
     ("effect of a told fact", "SmolLM2-135M-Instruct"): "SmolLM2: fact kept at 7,168",
     ("effect of a told fact", "Gemma-3-270M"): "Gemma: fact kept at 30,720",

@@ -19,6 +19,7 @@ import pandas as pd
 from sparsity_length.figures import (
     distance,
     interference,
+    marked_bits,
     pages,
     reach,
     recovered_loss,
@@ -38,6 +39,7 @@ from sparsity_length.results.statistics import (
 Variants = Iterable[tuple[str, Interval]]
 PUBLISHED = "as published"
 ACCURACY = "accuracy"
+FALL = "fall of accuracy"
 TOLD_FACT = "effect of a told fact"
 SQUEEZED = "swap:11776/7680@7680 novels"
 COUPLED = {
@@ -206,6 +208,9 @@ def of_synthetic_tasks() -> Iterator[Row]:
     for name, words in (("sparse_or", "OR at 180 tokens"), ("sparse_parity", "parity at 180 tokens")):
         for k, cells in at_end[at_end["task"] == name].groupby("sparsity"):
             yield from rows_of(ACCURACY, words, of_seeds(cells), {"k": k})
+    yield from rows_of(
+        FALL, "parity learned, 180 tokens", of_fall(pages.synthetic("synthetic/parity_learnt"))
+    )
     for words, (folder, task, size) in COUPLED.items():
         cells = pages.synthetic(f"synthetic/{folder}")
         is_shown = (cells["task"] == task) & (cells["positions"] == "predicted") & (cells["size"] == size)
@@ -220,6 +225,15 @@ def of_seeds(cells: pd.DataFrame) -> Variants:
     for row in cells.to_dict("records"):
         words = "" if row["is_learnt"] else ", not learned"
         yield f"seed {row['seed']}{words}", interval_of(row, "exact_match")  # over examples
+
+
+def of_fall(cells: pd.DataFrame) -> Variants:
+    """Accuracy of parity of few bits minus that of many, over all seeds, those that learned it, and by k."""
+    few, many = (marked_bits.by_seed(cells, "parity", ks) for ks in (marked_bits.FEW, marked_bits.MANY))
+    yield from of_sums(pd.DataFrame({"fall": few - many, "one": 1.0}))
+    yield "seeds that learned it", marked_bits.fall(cells[cells["is_learnt"]])
+    for k in range(3, 9):
+        yield f"to k = {k}", marked_bits.student(few - marked_bits.by_seed(cells, "parity", [k]))
 
 
 def of_interference(measured: pd.DataFrame) -> Iterator[Row]:
@@ -256,7 +270,9 @@ def with_holds(table: pd.DataFrame) -> pd.DataFrame:
     shown_k = table["headline"].map({ACCURACY: 8}).fillna(16)
     is_shown = table["k"].isna() | ((table["k"] == shown_k) & (table["criterion"] != DIVERGENCE))
     level = (
-        table["headline"].map({"recovered fraction": 0.5, TOLD_FACT: reach.HALF, ACCURACY: 0.9}).fillna(0.0)
+        table["headline"]
+        .map({"recovered fraction": 0.5, TOLD_FACT: reach.HALF, ACCURACY: 0.9, FALL: marked_bits.SMALL})
+        .fillna(0.0)
     )
     side = table["estimate_low"].gt(level).astype("int64") - table["estimate_high"].lt(level).astype("int64")
     table = table.assign(is_headline=is_shown & (table["variant"] == PUBLISHED), level=level)

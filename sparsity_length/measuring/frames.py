@@ -133,8 +133,7 @@ def losses(
 
         With `context_lengths` one row for each measured token and context length. The same tokens are
         measured at every length: those with the longest one, and at least two tokens, before them. Behind
-        long_context_loss the
-        columns are then
+        long_context_loss the columns are then
             context_length: how many tokens right before it the token sees;
             loss: with these, nats;
             divergence: KL(p(.|long) || p(.|these)), nats.
