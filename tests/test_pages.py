@@ -111,10 +111,15 @@ WORDS = {
     "embedded": "english.jsonl",
     "bpe:2048": "bpe:320",
     "max_duration=360": "max_duration=4",
-    "runs/c4/data": "runs/demo/data",
+    "runs/c4/data": "runs/hand/data",
 }
 """Words of pages, and what stands for them here."""
-PARTS = {"/scratch/": "scratch/", "length-256": "length-128", "length-64": "length-192"}
+PARTS = {
+    "/scratch/": "scratch/",
+    "runs/demo/": "runs/hand/",
+    "length-256": "length-128",
+    "length-64": "length-192",
+}
 """The same for parts of words, and of variables."""
 VALUES = {
     "--max-documents": "5",
