@@ -1,13 +1,15 @@
-"""The numbers do not depend on the processor; a slim install measures pretrained models.
+"""The numbers do not depend on the processor; a slim install and a wheel work.
 
 The kernels choose their instructions when a process starts, so each choice is a pytest of its own. `default`
 is the lowest that torch has: SSE, no fused multiply-add. Here and on AVX-512 both others are truly others.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from hugging_face_families import save_model
@@ -73,3 +75,33 @@ print("measured")
     command = [sys.executable, "-c", WITHOUT + code, model]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ended.stdout.splitlines()[-1:] == ["measured"], ended.stderr
+
+
+@pytest.mark.slow
+def test_a_wheel_works_beside_files_of_the_repositorys_names(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    unpacked = shutil.ignore_patterns("reference", "__pycache__")
+    for name in ("sparsity_length", "pipeline", "analysis", "olmo_configs"):
+        shutil.copytree(ROOT / name, source / name, ignore=unpacked)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path]
+    subprocess.run([*build, source], check=True)
+    [wheel] = tmp_path.glob("*.whl")
+    installed = tmp_path / "installed"
+    ZipFile(wheel).extractall(installed)
+    assert [path.name for path in installed.iterdir() if path.suffix != ".dist-info"] == ["sparsity_length"]
+    theirs = tmp_path / "theirs"
+    for name in ("pipeline.py", "analysis/__init__.py", "olmo_configs/__init__.py", "tests/__init__.py"):
+        (theirs / name).parent.mkdir(parents=True, exist_ok=True)
+        (theirs / name).write_text("raise RuntimeError('not the repository')")
+    passages = first_passages(20_000)
+    model = save_model(tmp_path / "model", train_bpe(passages, 300).to_json())
+    (theirs / "letter.txt").write_text(passages[0][:2000])
+    explain = ["explain", "--model", model, "--text-file", "letter.txt", "--budget", "1"]
+    for program in (explain, ["study", "demo.yaml", "--dry-run"]):
+        command = [sys.executable, "-m", "sparsity_length", *program]
+        environment = os.environ | {"PYTHONPATH": str(installed)}
+        ended = subprocess.run(command, cwd=theirs, env=environment, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr
+    assert (theirs / "explained.html").exists()

@@ -6,6 +6,7 @@ that no number would change. Numbers of finished checks stand on the pages witho
 that made them.
 """
 
+import argparse
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -185,7 +186,7 @@ ROBUST = {
     ("accuracy", "PPC: copy, 40 letters, rotary_pct 1"): "PPC: copy, 40 letters",
     ("effect of a told fact", "SmolLM2-135M-Instruct"): "SmolLM2: fact kept at 7,168",
     ("effect of a told fact", "Gemma-3-270M"): "Gemma: fact kept at 30,720",
-    ("interference", "SmolLM2 135 M"): "512@11776 minus 11776@7680, nats",
+    ("interference", "SmolLM2 135 M"): "512@11776 minus 11776@7680, a novel's, nats",
 }
 """Headline and model -> what the page calls them."""
 
@@ -420,6 +421,8 @@ def of_length() -> Numbers:
     ]
     natural = pd.read_parquet(REFERENCE / "real_model" / interference.NATURAL_FILE)
     squeezed = places.query("num_distant == 11776").iloc[0]
+    of_text = rows_by(places, "distant_text", "num_distant", "near_start")
+    unseen = of_text[squeezed["distant_text"], 512, 11776]
     effects = rows_by(distance_or_number.of_conditions(placed_targets()), "text", "role", "condition")
     of_conditions = [
         [
@@ -438,6 +441,7 @@ def of_length() -> Numbers:
             ["distant tokens", *(f"near from {start:,}" for start in starts)], by_number
         ),
         "interference_where_read": f"{word}: {of_unseen[0]} and {of_unseen[1]}",
+        "interference_squeezed_share": f"{squeezed['interference'] / unseen['interference']:.0%}",
         "interference_squeezed": str(interval_of(squeezed, "interference")),
         "real_model_verdict": interference.verdict(slopes),
         "real_model_sample": sample(slopes.iloc[0]),
@@ -526,6 +530,7 @@ def of_distance() -> Numbers:
         lines.append([f"{log2_k:.1f}", *cells])
     header = ["tokens needed, doublings", "1,024", "2,048", "4,096", "9,216", "YaRN × 2, 9,216"]
     variants = {
+        "loss": "by the loss",
         "worth": "with log_worth",
         "effect": distance.OF_EFFECT,
         "effect_worth": distance.OF_EFFECT_AND_WORTH,
@@ -693,15 +698,21 @@ def of_dependencies() -> Numbers:
         "beyond_k_hops": str(synthetic_tasks.beyond(hops, 16, 3, per_hop=True)),
         "ids_found": f"{masked['is_dependency'].mean():.0%} of {len(masked):,}",
         "ids_masked": f"{effects_of['mask'].min():.1f} to {effects_of['mask'].max():.1f}",
-        "ids_swapped": f"{effects_of['substitute'][0]:.1f}",
-        "ids_swapped_within": f"{effects_of['substitute'].loc[1:].max():.3f}",
+        "ids_swapped": f"{effects_of['swap'][0]:.1f}",
+        "ids_swapped_within": f"{effects_of['swap'].loc[1:].max():.3f}",
     }
+
+
+def theory_by_length() -> pd.DataFrame:
+    """Errors of sparse functional attention, those with another L_local and other objectives, too."""
+    kept = [Results(REFERENCE / "theory" / name).frame(theory.NAME) for name in ("results", "varied")]
+    return pd.concat(map(theory.by_length, kept))
 
 
 def of_theory() -> Numbers:
     """Squared error of sparse functional attention with local S*."""
-    kept, varied = (Results(REFERENCE / "theory" / name).frame(theory.NAME) for name in ("results", "varied"))
-    table = pd.concat([theory.by_length(kept), theory.by_length(varied)])
+    table = theory_by_length()
+    varied = Results(REFERENCE / "theory" / "varied").frame(theory.NAME)
     of_models = rows_by(table[table["length_ratio"] == 8], "model")
 
     measures = {"in_distribution_error": 1e5, "squared_error": 1e3, "growth_exponent": 1}
@@ -806,7 +817,7 @@ def draw() -> None:
     label = drawing.model_labels(STUDY, "sparse_context_losses")[SELECTOR]
     labels = drawing.model_labels(EVALUATED, "loss_differences")
     differences = losses.losses_beside_reference(Results(EVALUATED).frame("length_losses"), SELECTOR, 16)
-    errors = theory.by_length(Results(REFERENCE / "theory" / "results").frame(theory.NAME))
+    errors = theory_by_length()
     examples = Results(REFERENCE / "length" / "cues").frame("synthetic_examples")
     pretrained = drawing.ModelLabel(
         SMOLLM2, drawing.OTHER_MODELS[0], "135 M parameters", train_context_length=8192
@@ -835,12 +846,14 @@ def draw() -> None:
         "synthetic/schemes": schemes.figure_of(schemes.of_cells(synthetic("synthetic/schemes"))),
         "synthetic/cues": cues.cues_figure(synthetic("synthetic/cues")),
         f"theory/{theory.NAME}": theory.errors_figure(errors),
+        "theory/squared_errors": theory.squared_errors_figure(errors),
     }
     for path, figure in figures.items():
         drawing.save(figure, REFERENCE, path, with_pdf=False)
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()  # so that --help writes nothing
     draw()
     for page in PAGES:
         text = page.read_text(encoding="utf-8")

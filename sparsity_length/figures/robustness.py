@@ -44,6 +44,7 @@ TOLD_FACT = "effect of a told fact"
 SQUEEZED = "swap:11776/7680@7680 novels"
 COUPLED = {
     "copy, 40 letters, rotary_pct 1": ("rotated", "copy", 40),
+    "copy, 40 letters": ("results", "copy", 40),
     "copy, 30 letters": ("results", "copy", 30),
     "variable assignment, 18": ("results", "variable_assignment", 18),
     "variable assignment, 18, rotary_pct 1": ("rotated", "variable_assignment", 18),
@@ -237,9 +238,9 @@ def of_fall(cells: pd.DataFrame) -> Variants:
 
 
 def of_interference(measured: pd.DataFrame) -> Iterator[Row]:
-    """Interference minus that of many tokens at trained distances, nats: each placement and distant text."""
+    """Interference minus that of many tokens at trained IDs, a novel's, nats: placements, distant texts."""
     placements = measured.filter(like="swap:").drop(columns=SQUEEZED)
-    placements[PUBLISHED] = interference.mean_interference(measured, "swap:512@11776")
+    placements = placements.rename(columns={"swap:512@11776 novels": PUBLISHED})
     for name, values in placements.items():
         targets = measured[["document_id"]].assign(lead=values - measured[SQUEEZED], one=1.0).dropna()
         variants = list(of_sums(targets.groupby("document_id")[["lead", "one"]].sum()))

@@ -277,6 +277,46 @@ def errors_figure(table: pd.DataFrame) -> Figure:
     return figure
 
 
+VARIED = {
+    "L_local varied": {
+        "local_4": ("4", drawing.OTHER_MODELS[2]),
+        "local": ("8", drawing.solid(drawing.BLACK)),
+        "local_16": ("16,\nover L/4", drawing.OTHER_MODELS[3]),
+    },
+    "objective varied, over lengths": {
+        "local": ("one\ndrawn", drawing.solid(drawing.BLACK)),
+        "local_mean": ("mean", drawing.OTHER_MODELS[2]),
+        "local_minimax": ("minimax", drawing.OTHER_MODELS[3]),
+    },
+}
+"""Panel -> cases with local S*, k = 2, and what differs."""
+
+
+def squared_errors_figure(table: pd.DataFrame) -> Figure:
+    """The squared error against the test length with another L_local, and with other objectives."""
+    figure, axes = drawing.panels(len(VARIED), 2.6)
+    lengths = [length for length in TEST_LENGTHS if not length & length - 1]
+    for ax, (title, cases) in zip(axes, VARIED.items(), strict=True):
+        for case, (words, style) in cases.items():
+            line = table[table["model"] == f"{case}-k2"]
+            drawing.draw_line(ax, line["test_length"], line, "squared_error", style, words, band=True)
+        drawing.shade(ax, TRAINED_LENGTHS[0], TRAIN_CONTEXT_LENGTH)
+        drawing.length_axis(ax, lengths, "test length (tokens)")
+        ax.set_title(title)
+    axes[0].set(ylabel="squared error", yscale="log")
+    axes[0].yaxis.set_major_formatter("{x:g}")
+    shown = table[table["model"].isin([f"{case}-k2" for cases in VARIED.values() for case in cases])]
+    drawing.put_title(
+        figure,
+        "The error grows about as the square of the length, whatever L_local and objective",
+        "sparse functional attention, local S*",
+        "k = 2",
+        f"n = {drawing.counted_seeds(shown)}",
+        "lines: medians; bands: range of seeds; shaded: trained lengths",
+    )
+    return figure
+
+
 _CONDITIONS = f"where the k tokens are, from: {', '.join(CONDITIONS)}"
 
 

@@ -114,8 +114,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("num_answer_tokens", "int32", "number of tokens of this answer, the last ones of the"
                " document"),
         column("answer", "string", "text of the answer, without the space before it"),
-        optional("template", "string", "kind of fact, a name of --templates; null in early data, where it"
-                 " is number"),
+        column("template", "string", "kind of fact, a name of --templates"),
     ]),
     "loss_differences": pa.schema([
         MODEL,
@@ -148,8 +147,7 @@ SCHEMAS: dict[str, pa.Schema] = {
                " KL(p(.|full context) || p(.|this placement))"),
         optional("entropy", "float", "entropy of the prediction that divergences are from, nats; null for all"
                  " placements but 'near'"),
-        optional("is_top", "bool", "whether the target token is the model's top prediction; null in early"
-                 " results"),
+        column("is_top", "bool", "whether the target token is the model's top prediction"),
     ]),
     "influential_tokens": pa.schema([
         MODEL,
@@ -227,9 +225,9 @@ SCHEMAS: dict[str, pa.Schema] = {
     # The same for position IDs that the model predicts; target_index then counts the response's IDs.
     "found_id_dependencies": pa.schema([
         *FINDING_COLUMNS,
-        optional("effect", "float", "effect of removing the token, or of replacing it (ablation 'swap',"
-                 " early 'substitute'), nats: on the loss (leave_one_out) or on the prediction"
-                 " (leave_one_out_divergence); null for other rules"),
+        optional("effect", "float", "effect of removing the token, or of replacing it (ablation 'swap'),"
+                 " nats: on the loss (leave_one_out) or on the prediction (leave_one_out_divergence); null"
+                 " for other rules"),
     ]),
     "sparse_functional_attention": pa.schema([
         MODEL,
@@ -240,8 +238,8 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("position_scheme", "string", "'contiguous', or 'coupled' if both halves count from 0"),
         column("key_reach", "int32", "keys are 0 if position IDs differ by this or more"),
         column("local_length", "int32", "L_local of the position law, in tokens"),
-        optional("objective", "string", "loss of a training step: at one length drawn uniformly"
-                 " ('one_length'; null in early results), or over all lengths ('mean', 'minimax')"),
+        column("objective", "string", "loss of a training step: at one length drawn uniformly"
+               " ('one_length'), or over all lengths ('mean', 'minimax')"),
         column("train_context_length", "int32", "L: training sequences have L/2 to L tokens"),
         column("training_step", "int32", "number of training steps before the measurement"),
         column("test_length", "int32", "length of the test sequences, in tokens"),

@@ -27,6 +27,7 @@ from sparsity_length.measuring.selecting import Selecting
 from sparsity_length.measuring.settings import ContextLengths
 from sparsity_length.measuring.sparsity import minimal_sufficient_k
 from sparsity_length.models.interface import Predictions
+from sparsity_length.results.statistics import ratio_of_sums
 
 VOCABULARY_SIZE = 40
 ANSWER = 39
@@ -116,6 +117,31 @@ def test_of_the_null_nothing_is_found() -> None:
             np.testing.assert_allclose(values_TJ, np.tile(nothing_T[:, None], 2), atol=1e-6, err_msg=rule)
         # with no effect anywhere, ties go to the nearer tokens
         assert positions_TK.tolist() == [[15, 14, 13, 12], [16, 15, 14, 13]], rule
+
+
+def test_what_only_a_stand_in_does_is_recovered_in_its_own_swap_alone() -> None:
+    """No distant token tells anything, but each other document has some that mislead, elsewhere each."""
+    lengths = ContextLengths(short_context_length=2, long_context_length=120, targets_per_chunk=1)
+    weights_V = np.random.default_rng(0).normal(0, 1, VOCABULARY_SIZE)
+    weights_V[:8] = 0  # these are all that the own documents have
+    model = EvidenceLM(VOCABULARY_SIZE, ANSWER, lambda seen: 1 + float(weights_V[list(seen)].sum()))
+    generator = np.random.default_rng(1)
+    sums = []
+    for _ in range(60):
+        own_L, *neutral_3L = generator.integers(0, 8, (4, lengths.long_context_length))
+        loud_3L = generator.integers(8, ANSWER, (3, lengths.long_context_length))
+        swaps_3L = np.where(generator.random(loud_3L.shape) < 0.05, loud_3L, neutral_3L)
+        own = FarContext(model, lengths, Batching(4000), own_L, own_L, search_swaps_BL=swaps_3L[:1])
+        chosen_TK = find_rule("leave_one_out_divergence").rank(own, 4)
+        for swap_L in swaps_3L:
+            tried = replace(own, trial_swaps_BL=swap_L[None])
+            total = tried.baselines.divergences.sum()
+            sums.append((total - tried.measured_with(np.array([0]), chosen_TK).divergences.sum(), total))
+    recovered_3N, total_3N = np.transpose(sums).reshape(2, 60, 3).swapaxes(1, 2)
+    of_the_search, *elsewhere = map(ratio_of_sums, recovered_3N, total_3N)
+    assert of_the_search.low > 0.3
+    for interval in elsewhere:
+        assert interval.low <= 0 <= interval.high < 0.2
 
 
 def _select(rule: str, max_k: int, num_far: list[int], **facts: object) -> list[list[int]]:
