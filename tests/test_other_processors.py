@@ -80,9 +80,8 @@ print("measured")
 @pytest.mark.slow
 def test_a_wheel_works_beside_files_of_the_repositorys_names(tmp_path: Path) -> None:
     source = tmp_path / "source"
-    unpacked = shutil.ignore_patterns("reference", "__pycache__")
     for name in ("sparsity_length", "pipeline", "analysis", "olmo_configs"):
-        shutil.copytree(ROOT / name, source / name, ignore=unpacked)
+        shutil.copytree(ROOT / name, source / name)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path]
@@ -98,8 +97,8 @@ def test_a_wheel_works_beside_files_of_the_repositorys_names(tmp_path: Path) -> 
     passages = first_passages(20_000)
     model = save_model(tmp_path / "model", train_bpe(passages, 300).to_json())
     (theirs / "letter.txt").write_text(passages[0][:2000])
-    explain = ["explain", "--model", model, "--text-file", "letter.txt", "--budget", "1"]
-    for program in (explain, ["study", "demo.yaml", "--dry-run"]):
+    explain = ["explain", "--model", model, "--text-file", "letter.txt"]
+    for program in (explain, ["study", "olmo_configs/studies/demo.yaml", "--dry-run"]):
         command = [sys.executable, "-m", "sparsity_length", *program]
         environment = os.environ | {"PYTHONPATH": str(installed)}
         ended = subprocess.run(command, cwd=theirs, env=environment, capture_output=True, text=True)
