@@ -19,10 +19,10 @@ from measured_documents import Typed
 from naive_predictions import (
     Stock,
     assert_explained,
+    assert_tried,
     log_probs,
     naive_losses,
     stock_hugging_face,
-    swapped,
 )
 from sparsity_length.programs import explain as program
 from tokenizers import Tokenizer
@@ -42,7 +42,7 @@ from sparsity_length.text.tokenizer import load_tokenizer
 TEXT = "The cat sat on a mat, and the cat that sat there saw a naïve 👩‍👩‍👧 in the مرحبا e\u0301. "
 FOREIGN = "a dog ran over the hill and a cow saw the dog, the hill and the sun. " * 8
 S = 4
-L = 40
+L = 26
 DATA = re.compile('<script type="application/json" id="data">(.*?)</script>')
 HOSTILE = "red \x1b[31m alert \x07 \x9b31m turned \u202e round \u2066 and back again, again and again"
 
@@ -58,10 +58,13 @@ def stock(model: Path) -> Stock:
     return stock_hugging_face(loaded.float().eval())
 
 
+@torch.inference_mode()
 def log_p(stock: Stock, context: np.ndarray, ids: np.ndarray) -> float:
     """ln p of the last tokens of `ids` together, behind a context that stands for the others."""
-    tokens = np.concatenate([context, ids[len(context) :]])
-    return -sum(naive_losses(stock, t, [(tokens, range(t))])[0] for t in range(len(context), len(ids)))
+    behind = ids[len(context) :]
+    read = torch.tensor([*context, *behind])[None, :-1]
+    logits_BV = stock(read, torch.tensor(np.tri(read.shape[1])[None] > 0))[0, len(context) - 1 :]
+    return float(logits_BV.double().log_softmax(-1)[range(len(behind)), behind].sum())
 
 
 FLAGS: dict[str, Any] = {"short_context_length": S, "swap_text": FOREIGN, "unit": "token"}
@@ -125,17 +128,14 @@ BEFORE = "a mat and the cat that sat there saw a "
 
 
 @pytest.mark.parametrize(
-    ("by", "words", "instead"),
+    ("words", "instead"),
     [
-        ("at", "dog in the hall", None),
-        ("position", "dog in the hall", None),
-        ("at", "dog in the hall", "dog in the street"),
-        ("at", "dog in the street", "dog in the hall"),  # the distant text speaks for the latter
+        ("dog in the hall", None),
+        ("dog in the hall", "dog in the street"),
+        ("dog in the street", "dog in the hall"),  # the distant text speaks for the latter
     ],
 )
-def test_a_whole_is_the_sum_of_its_tokens(
-    by: str, words: str, instead: str | None, model: Path, stock: Stock
-) -> None:
+def test_a_whole_is_the_sum_of_its_tokens(words: str, instead: str | None, model: Path, stock: Stock) -> None:
     """Effects of every token, the trial and probabilities are of sums of the stock model's log-probabilities.
 
     With --instead they are of the difference of two such sums.
@@ -146,45 +146,30 @@ def test_a_whole_is_the_sum_of_its_tokens(
     other = load_tokenizer(model).read(f"{BEFORE}{instead}").token_ids_N if instead else before
     fork = len(commonprefix([own.tolist(), other.tolist()]))
     length = first + 1 if instead else len(own)
-    _, *trials, searched = foreign[: 4 * length].reshape(4, length)
-    near = first - S
 
     def score(context: np.ndarray) -> float:
         return log_p(stock, context[:fork], own) - log_p(stock, context[:fork], other)
 
-    full = score(own)
-    named = {"at": words} if by == "at" else {"position": f"{first}:{len(own)}"}
-    asked = {**FLAGS, **named, "instead": instead}
-    exact = explain(f"{text}, and", model, **asked, targets="all", sources=500)
-    (target,) = exact.targets
-    assert (target["position"], target["end"]) == (first, length)
-    assert target["token"] == ("d" if instead else words)
-    assert exact.losses["position"].tolist() == [*range(first, length)]
-    effects = exact.frame.set_index("source_position")["effect"].sort_index()
-    assert effects.index.tolist() == [*range(1, near)]
-    swaps_of_one = [full - score(swapped(own, searched, [place])) for place in range(1, near)]
-    np.testing.assert_allclose(effects, swaps_of_one, atol=5e-5)
-    # One that works against the effect, of the other sign, is not needed.
-    assert (exact.frame["is_needed"] == (exact.frame["effect"] / target["total_effect"] >= 0.1)).all()
+    def measure(contexts: list[np.ndarray]) -> list[tuple[float, float]]:
+        scores = [score(context) for context in contexts]
+        return [(full - one, -one) for one in scores]
 
-    (found,) = explain(f"{text}, and", model, **asked, sources=2).targets
-    spans = [range(source["source_position"], source["source_end"]) for source in found["sources"]]
-    left_out = np.setdiff1d(range(near), np.concatenate(spans))
-    without = [score(swapped(own, one, slice(near))) for one in trials]
-    back = [score(swapped(own, one, left_out)) for one in trials]
-    assert found["total_effect"] == pytest.approx(full - np.mean(without), abs=5e-5)
-    assert found["sources"][-1]["recovered_so_far"] == pytest.approx(found["recovered"])
-    recovered = found["recovered"] * found["total_effect"]
-    assert recovered == pytest.approx(np.mean(back) - np.mean(without), abs=1e-4)
-    if instead:
-        assert exact.facts["contrast"] == [words, instead, pytest.approx(full, abs=5e-5)]
-        return
-    number = len(own) - first
-    alone = score(swapped(own, searched, [*spans[0]]))
-    told = [found[name] for name in ("probability", "probability_without", "probability_with_sources")]
-    means = [np.exp(np.divide(sums, number)).mean() for sums in (full, without, back, alone)]
-    np.testing.assert_allclose([*told, found["sources"][0]["probability_swapped"]], means, atol=1e-5)
-    assert found["long_context_loss"] == pytest.approx(-full, abs=5e-5)
+    full = score(own)
+    every, few = (
+        explain(f"{text}, and", model, **FLAGS, at=words, instead=instead, **how)
+        for how in ({"targets": "all", "sources": 500}, {"sources": 2})
+    )
+    for found in (every, few):
+        (target,) = found.targets
+        assert (target["position"], target["end"]) == (first, length)
+        assert target["token"] == ("d" if instead else words)
+        swaps = foreign[: 4 * length].reshape(4, length)
+        assert_tried(target, 0, own, swaps, measure, len(own) - first, 1e-5)
+        assert target["sources"][-1]["recovered_so_far"] == pytest.approx(target["recovered"])
+    assert sorted(every.frame["source_position"]) == [*range(1, first - S)]
+    assert every.losses["position"].tolist() == [*range(first, length)]
+    # One that works against the effect, of the other sign, is not needed.
+    assert (every.frame["is_needed"] == (every.frame["effect"] / every.frame["total_effect"] >= 0.1)).all()
 
 
 def test_words_are_those_of_their_last_occurrence_and_it_is_said(

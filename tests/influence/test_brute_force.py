@@ -18,8 +18,8 @@ from naive_predictions import (
     WITH_BOS,
     Case,
     Stock,
-    naive_divergences,
-    naive_losses,
+    divergence,
+    log_probs,
     swapped,
     witness_and_model,
 )
@@ -71,9 +71,9 @@ class Implementation:
         values = []
         for swap in swaps or [None]:
             cases = [case(name, target, far, swap, short) for far in sets]
-            divergences = naive_divergences(self.stock, target, long, cases)
-            values.append((naive_losses(self.stock, target, cases), divergences))
-        return np.mean(values, axis=0)
+            whole_V, *others = log_probs(self.stock, target, [long, *cases])
+            values.append([(-one_V[CHUNKS["own"][target]], divergence(whole_V, one_V)) for one_V in others])
+        return np.mean(values, axis=0).T
 
 
 def case(name: str, target: int, far: Iterable[int], swap: np.ndarray | None, short: int) -> Case:
@@ -137,19 +137,27 @@ def test_short_long_and_foreign_contexts_and_windows(model: Implementation) -> N
 
 @pytest.mark.parametrize("search", [[], SEARCH], ids=["mask", "swap"])
 @pytest.mark.parametrize("lengths", [LENGTHS, WIDE], ids=["narrow", "wide"])
-def test_every_influence(lengths: ContextLengths, search: list[np.ndarray], model: Implementation) -> None:
+def test_every_influence_and_addition(
+    lengths: ContextLengths, search: list[np.ndarray], model: Implementation
+) -> None:
     """With s < m, an early target's own rows are distant context of a late one, and tell it nothing."""
     contexts = model.contexts(lengths, **({"search_swaps_BL": np.stack(search)} if search else {}))
     short = lengths.short_context_length
     for (name, context), (index, target) in product(contexts.items(), enumerate(lengths.targets_T)):
         everything = {*range(target - short)}
-        sets = [everything, *(everything - {position} for position in range(target - short))]
+        sets = [everything, *(everything - {position} for position in everything)]
         losses, divergences = model.naive(name, target, sets, search, name, short)
-        scores = {"leave_one_out": losses[1:] - losses[0], "leave_one_out_divergence": divergences[1:]}
-        for (rule, naive), values_TF in zip(scores.items(), context.influence, strict=True):
-            close(values_TF[index], naive, (name, target, rule))
-            chosen = find_rule(rule).rank(context, 3)[index]
-            assert chosen.tolist() == np.argsort(-naive)[:3].tolist(), (name, target, rule)
+        additions = model.naive(name, target, [[position] for position in everything], search, "own", short)
+        scores = {
+            "leave_one_out": (context.influence.losses, losses[1:] - losses[0], -1),
+            "leave_one_out_divergence": (context.influence.divergences, divergences[1:], -1),
+            "add_one_in": (context.first_additions.losses, additions[0], 1),
+            "add_one_in_divergence": (context.first_additions.divergences, additions[1], 1),
+        }
+        for rule, (values_TF, naive_F, sign) in scores.items():
+            close(values_TF[index], naive_F, (name, target, rule))
+            chosen = find_rule(rule).rank(context, 4)[index, : len(everything)]
+            assert chosen.tolist() == np.argsort(sign * naive_F)[:4].tolist(), (name, target, rule)
         assert np.nanstd(context.influence.losses) > 100 * TOLERANCE
 
 
@@ -170,18 +178,6 @@ def test_a_screen_is_exact_for_its_short_list(measured: Contexts) -> None:
         np.testing.assert_array_equal(replace(context, screen=19).necessity, context.necessity)
 
 
-def test_every_addition(model: Implementation, measured: Contexts) -> None:
-    contexts, search, _ = measured
-    for (name, context), (index, target) in product(contexts.items(), enumerate(TARGETS)):
-        naive = model.naive(name, target, [[position] for position in range(target - S)], search)
-        for rule, values_TF, naive_F in zip(
-            ("add_one_in", "add_one_in_divergence"), context.first_additions, naive, strict=True
-        ):
-            close(values_TF[index], naive_F, (name, target))
-            ranked = find_rule(rule).rank(context, 4)[index]
-            assert ranked.tolist() == np.argsort(naive_F)[:4].tolist(), (name, target)
-
-
 def test_every_greedy_choice(model: Implementation) -> None:
     rules = enumerate(("greedy", "greedy_divergence"))
     for (name, context), (criterion, rule) in product(model.contexts().items(), rules):
@@ -196,19 +192,17 @@ def test_every_greedy_choice(model: Implementation) -> None:
 
 def test_every_sparse_context_and_the_swap(model: Implementation, measured: Contexts) -> None:
     contexts, _, trial = measured
+    """Up to all distant tokens of the first target, which are its whole context again."""
     rules = ("leave_one_out_divergence", "add_one_in", "random", "recency")
+    ks = [0, 1, 3, TARGETS[0] - S]
     for name, context in contexts.items():
-        positions = {rule: find_rule(rule).rank(context, 9) for rule in rules}
-        sparse = sparse_contexts(context, {rule: (positions[rule], [1, 3, 9]) for rule in rules})
+        positions = {rule: find_rule(rule).rank(context, ks[-1]) for rule in rules}
+        sparse = sparse_contexts(context, {rule: (positions[rule], ks[1:]) for rule in rules})
         for index, target in enumerate(TARGETS):
             for rule in rules:
-                sets = [positions[rule][index, :k].tolist() for k in (0, 1, 3, 9)]
+                sets = [positions[rule][index, :k].tolist() for k in ks]
                 naive = model.naive(name, target, sets, trial)
                 for nothing_T, found_TJ, values in zip(
                     context.baselines.over_swaps, sparse[rule].over_swaps, naive, strict=True
                 ):
                     close(np.append(nothing_T[index], found_TJ[index]), values, (name, target, rule))
-            whole = context.measured_with(np.array([index]), np.arange(target - S)[None]).over_swaps
-            assert whole.losses[0] == pytest.approx(context.long_losses_T[index], abs=TOLERANCE)
-            if name == "own":
-                assert 0 <= whole.divergences[0] < 2e-6
