@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from functools import partial
 from os.path import commonprefix
 from pathlib import Path
@@ -80,7 +81,7 @@ def exact(model: Path) -> Explanation:
 def test_every_number_is_that_of_the_stock_model(model: Path, stock: Stock, exact: Explanation) -> None:
     """Losses, effects of every token, and the trial in two swapped contexts, whatever else is explained."""
     asked = {**FLAGS, "long_context_length": L, "budget": 3600}
-    few, tried = (explain(TEXT, model, **asked, targets=num) for num in (2, 12))
+    few, tried = (explain(TEXT, model, **asked, targets=num) for num in (2, 6))
     ids = load_tokenizer(model).read(TEXT).token_ids_N[-L:]
     swaps = load_tokenizer(model).read(FOREIGN).token_ids_N[: 4 * L].reshape(4, L)
     first = exact.first_token
@@ -88,11 +89,10 @@ def test_every_number_is_that_of_the_stock_model(model: Path, stock: Stock, exac
     pd.testing.assert_frame_equal(tried.losses, exact.losses, atol=1e-5)
     of_few = tried.frame[tried.frame["position"].isin(few.frame["position"])].reset_index(drop=True)
     pd.testing.assert_frame_equal(few.frame, of_few, atol=1e-5, rtol=1e-3)
-    for found, step in ((tried, 3), (exact, 6)):
+    for found, step in ((tried, 2), (exact, 6)):
         for target in found.targets[::step]:
             assert_explained(found, target["position"], ids, swaps, partial(log_probs, stock), 2e-5)
     assert (exact.losses["position"] - exact.losses["near_position"]).isin([S, S + 1]).all()
-    assert (exact.frame["position"] - exact.frame["near_position"] == S).all()
     for position, sources in exact.frame.groupby("position"):
         assert sorted(sources["source_position"]) == [*range(first + 1, position - S)]
         assert (sources["effect"].diff().dropna() <= 1e-5).all()
@@ -172,14 +172,9 @@ def test_a_whole_is_the_sum_of_its_tokens(words: str, instead: str | None, model
     assert (every.frame["is_needed"] == (every.frame["effect"] / every.frame["total_effect"] >= 0.1)).all()
 
 
-def test_words_are_those_of_their_last_occurrence_and_it_is_said(
-    model: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    found = explain(TEXT, model, short_context_length=S, at="the")
-    assert found.text.text == TEXT[: TEXT.rindex("the") + len("the")]
-    note = "the last; --at 'the:1' is the first"
-    assert note in found.facts["note"] and note in str(found) and note in caplog.text
-    assert "Explained: 1 of 1 predictions." in str(found)  # which was named, not chosen
+def test_which_of_several_occurrences_is_explained_is_said(model: Path) -> None:
+    note = "“the” occurs 2 times: explained is number 2, the last; --at 'the:1' is the first."
+    assert note in str(explain(TEXT, model, short_context_length=S, at="the"))
     # Words that are in the text are taken as they are.
     assert explain("a b a:1 a b a a a b", model, short_context_length=1, at="a:1").facts["note"] is None
 
@@ -206,6 +201,7 @@ def test_an_answer_as_a_whole(model: Path) -> None:
     for position, unit in (("30:47", "sentence"), ("30:46", "word")):
         found = explain(TEXT, model, short_context_length=S, position=position)
         assert found.facts["unit"] == unit
+        assert [f"{target['position']}:{target['end']}" for target in found.targets] == [position]
 
 
 def test_a_chat_is_read_by_its_template_and_its_answer_explained(model: Path, stock: Stock) -> None:
@@ -219,8 +215,8 @@ def test_a_chat_is_read_by_its_template_and_its_answer_explained(model: Path, st
     contrasted = explain(CHAT, model, **OF_CHAT, at="mat", instead="hat")
     assert contrasted.facts["contrast"][:2] == ["mat", "hat"]
     assert contrasted.text.token_ids_N.tolist() == ids[: len(contrasted.text.token_ids_N)]
-    position = contrasted.targets[0]["position"]
-    by_position = explain(CHAT, model, **OF_CHAT, position=position, instead="hat")
+    (target,) = contrasted.targets
+    by_position = explain(CHAT, model, **OF_CHAT, position=target["position"], instead="hat")
     assert by_position.facts["contrast"] == contrasted.facts["contrast"]
 
     expected = automatic.apply_chat_template(
@@ -235,30 +231,24 @@ def test_a_chat_is_read_by_its_template_and_its_answer_explained(model: Path, st
 
 
 @pytest.mark.parametrize(
-    ("which", "own"),
+    ("by", "own"),
     [
-        ({"at": "10,000"}, "10,000"),
-        ({"at": "10,000 ships"}, "10,000 ships"),
-        ({"at": "10"}, "10"),  # ends within what may be a token
-        ({"position": None}, "10,000"),
-        ({"position": "to the comma"}, "10,000 ships"),
+        ("at", "10,000"),
+        ("at", "10,000 ships"),
+        ("at", "10"),  # ends within what may be a token
+        ("position", "10,000 ships"),
     ],
 )
-def test_instead_compares_what_at_names(which: dict[str, Any], own: str, model: Path, stock: Stock) -> None:
+def test_instead_compares_what_is_named(by: str, own: str, model: Path, stock: Stock) -> None:
     """Not what a pattern makes of it: difference of the stock model's log-probabilities of both."""
     before = "the cat sat there and saw"
-    text = f"{before} 10,000 ships, and the cat"
-    reader = load_tokenizer(model)
     context, own_ids, other_ids = (
-        reader.read(f"{before}{words}").token_ids_N for words in ("", f" {own}", " 20,000")
+        load_tokenizer(model).read(f"{before}{words}").token_ids_N for words in ("", f" {own}", " 20,000")
     )
-    if "position" in which:
-        assert reader.read(text).pieces[len(context)].strip() in "10,000"
-        which = {"position": f"{len(context)}:{len(own_ids)}" if which["position"] else len(context)}
-    found = explain(text, model, **FLAGS, **which, instead="20,000")
+    named = own if by == "at" else f"{len(context)}:{len(own_ids)}"
+    found = explain(f"{before} 10,000 ships, and the cat", model, **FLAGS, **{by: named}, instead="20,000")
     difference = log_p(stock, context, own_ids) - log_p(stock, context, other_ids)
     assert found.facts["contrast"] == [own, "20,000", pytest.approx(difference, abs=5e-5)]
-    assert f"“{own}” is so many times as likely as “20,000”" in str(found)
 
 
 ROLES = "{% for m in messages %}<|im_start|>{{ m.role }}: "
@@ -326,24 +316,21 @@ def test_an_answer_ends_at_any_of_the_end_tokens(model: Path, place: str) -> Non
     assert found.text.token_ids_N.tolist() == whole[: whole.index(end, len(whole) - 6)]
 
 
-def test_the_summary_adds_up_and_every_face_tells_the_same(model: Path, tmp_path: Path) -> None:
+def test_the_summary_adds_up_and_every_face_tells_the_same(model: Path) -> None:
     found = explain(TEXT, model, short_context_length=S, targets=4)
     said = str(found)
     perplexities = [float(number) for number in re.findall(r"([\d.]+) with ", said)[:3]]
-    columns = ["long_context_loss", "window_short_loss", "window_swapped_loss"]
-    np.testing.assert_allclose(perplexities, np.exp(found.losses[columns].mean()), atol=0.051)
+    means = found.losses[["long_context_loss", "window_short_loss", "window_swapped_loss"]].mean()
+    np.testing.assert_allclose(perplexities, np.exp(means), atol=0.051)
     totals, recovered = np.transpose([[one["total_effect"], one["recovered"]] for one in found.targets])
     (share,) = re.findall(r"recover (-?\d+)% of the effect", said)
     assert int(share) / 100 == pytest.approx(totals @ recovered / totals.sum(), abs=0.006)
-    rows = re.findall(r"^(\d+)  .*: <?([\d.]+)% with the whole text", said, re.MULTILINE)
-    shown = {int(position): float(probability) for position, probability in rows}
-    told = {target["position"]: 100 * target["probability"] for target in found.targets}
-    assert shown == pytest.approx(told, abs=0.51)
-    assert found.record["summary"] == found.summary and len(found.record["targets"]) == 4
-    found.save(tmp_path / "page.html")
-    (data,) = DATA.findall((tmp_path / "page.html").read_text())
-    assert json.loads(data).items() >= found.record.items()
-    assert found._repr_html_().startswith("<iframe srcdoc=")
+    for target in found.targets:
+        names = ("probability", "probability_without", "probability_with_sources")
+        all_of_it, without, with_sources = (re.escape(_percent(target[name])) for name in names)
+        row = f"{all_of_it} with the whole.*, {without} without its.*, {with_sources} with these sources"
+        assert re.search(rf"^{target['position']}  .*: {row}", said, re.MULTILINE)
+    assert json.loads(*DATA.findall(found.html)).items() >= found.record.items()
 
 
 PER_SECOND = 500
@@ -365,13 +352,10 @@ def explained_within(budget: float, model: Path) -> tuple[Explanation, float]:
 
 
 def test_a_budget_is_kept(model: Path) -> None:
-    nums = []
-    for budget in (3600, 8, 4):
+    for budget, nums in ((3600, {NUM_TARGETS}), (5, range(1, NUM_TARGETS))):
         found, seconds = explained_within(budget, model)
-        assert seconds <= 1.1 * budget
-        nums.append(len(found.targets))
-        assert ("A longer --budget explains" in str(found)) == (nums[-1] < NUM_TARGETS)
-    assert nums[0] == NUM_TARGETS > nums[1] > nums[2] >= 1
+        assert seconds <= 1.1 * budget and len(found.targets) in nums
+        assert ("A longer --budget explains" in str(found)) == (NUM_TARGETS not in nums)
     with pytest.raises(InputError, match="is too short: loading"):
         explained_within(1, model)
 
@@ -397,12 +381,10 @@ def test_without_a_budget_there_is_a_page(model: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("text", "unit", "expected"),
     [
-        ("It rained, naïvely.", "word", ["It", " rained", ",", " naïvely", "."]),
         ("if x == foo_2:\n    y", "word", ["if", " x", " ==", " foo_2", ":\n   ", " y"]),
         ("One. Two!\nThree", "sentence", ["One.", " Two!\n", "Three"]),
         ("One.\nTwo\n\nThree", "paragraph", ["One.\nTwo\n\n", "Three"]),
         ("One.\nTwo", "paragraph", ["One.\n", "Two"]),
-        ("你好吗", "word", ["你", "好", "吗"]),
     ],
 )
 def test_units(text: str, unit: str, expected: list[str], model: Path) -> None:
@@ -458,7 +440,6 @@ def test_what_is_printed(
     shown = said.partition("\n")[0]
     assert TEXT.rstrip().endswith(shown.rstrip()) and len(shown) > 30 and "\x1b" not in said
     assert "of which the last 64 are measured" in caplog.text
-    assert f"Predicted tokens: {64 - S - 2}. Perplexity" in said
     (tmp_path / "text").write_text(HOSTILE)
     _, said, _ = typed(*words)
     assert not set(said) & set("\x1b\x07\x9b\u202e\u2066")
@@ -468,9 +449,16 @@ def test_what_is_printed(
     assert "\x1b[48;5;" in typed(*words)[1]
 
 
-@pytest.mark.parametrize("start", ["pipeline/explain.py", "sparsity explain"])
+@pytest.mark.parametrize(
+    ("called", "start"), [(program.STAGE.main, "pipeline/explain.py"), (main, "sparsity explain")]
+)
 def test_the_colored_page_is_on_disk_before_a_prediction_is_explained(
-    start: str, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Typed
+    called: Callable[[], object],
+    start: str,
+    flags: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    typed: Typed,
 ) -> None:
     """And says how the rest is explained."""
 
@@ -478,7 +466,6 @@ def test_the_colored_page_is_on_disk_before_a_prediction_is_explained(
         raise InputError("here the power fails")
 
     monkeypatch.setattr(Search, "run", fails)
-    called = main if start.startswith("sparsity") else program.STAGE.main
     code, *_ = typed(called, *start.split(), *flags, "--budget", "1h")
     page = json.loads(*DATA.findall((tmp_path / "x.html").read_text()))
     assert (code, page["targets"], len(page["wanted"]), len(page["pieces"])) == (2, [], 2, 64)
@@ -512,8 +499,6 @@ GIVEN = "--text-file {folder}/text "
         ("--chat {folder}/list", "is not a chat: a JSON list"),
         ("--chat {folder}/none", "there are no messages"),
         ("--chat {folder}/null", "the last message has no content"),
-        ("--chat {folder}/no-parts", "the last message has no content"),
-        ("--chat {folder}/no-key", "the last message has no content"),
         ("--chat {folder}/blank-answer", "the last message has no content"),
         (
             "--chat {folder}/picture",
@@ -523,12 +508,10 @@ GIVEN = "--text-file {folder}/text "
         ("--chat {folder}/asked --tokenizer {folder}/bare.json --generate 2", "no chat template"),
         (GIVEN + "--at dog", "dog' does not occur in the text"),
         (GIVEN + "--at cat:3", "--at 'cat:3': “cat” occurs 2 times"),
-        (GIVEN + "--at The", "leave some of the"),
         (GIVEN + "--position 50:40", "--position 50:40 is outside"),
         (GIVEN + "--position five", "five is neither a token N, from 0, nor a range of tokens A:B"),
         (GIVEN + "--targets 2 --whole-answer", "not allowed with argument"),
         (GIVEN + "--whole-answer", "--whole-answer needs --chat or --generate"),
-        (GIVEN + "--position 500", "--position 500 is outside the text of"),
         (GIVEN + "--position 5", "leave some of the 5 tokens"),
     ],
 )
@@ -543,9 +526,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
     folder = tmp_path_factory.mktemp("texts")
     (folder / "latin").write_bytes("naïve".encode("latin-1"))
     last_messages = {
-        "no-key": {},
         "null": {"content": None},
-        "no-parts": {"content": []},
         "blank-answer": {"content": " "},
         "picture": {"content": [{"type": "image", "url": "a.png"}]},
         "number": {"content": 7},
@@ -563,9 +544,9 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
     }
     for name, content in files.items():
         (folder / name).write_text(content)
-    flags = f"--model {model} --short-context-length 4 --out {tmp_path}/x.html"
-    asked = f"{flags} {words.format(folder=folder, model=model)}"
-    code, said, error = typed(program.STAGE.main, "explain.py", *asked.split())
+    words = f"--model {{model}} --short-context-length 4 --out {tmp_path}/x.html {words}"
+    asked = words.format(folder=folder, model=model).split()
+    code, said, error = typed(program.STAGE.main, "explain.py", *asked)
     assert (code, said) == (2, "")
     assert sentence in error and error.splitlines()[-1].startswith("explain.py: error: ")
     assert list(tmp_path.iterdir()) == [] and (folder / "short").read_text() == "at"

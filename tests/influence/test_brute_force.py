@@ -35,14 +35,13 @@ S = 4
 L = 24
 M = 4
 LENGTHS = ContextLengths(short_context_length=S, long_context_length=L, targets_per_chunk=M)
-WIDE = ContextLengths(short_context_length=2, long_context_length=L, targets_per_chunk=12)
+WIDE = ContextLengths(short_context_length=2, long_context_length=L, targets_per_chunk=6)
 TARGETS = range(L - M, L)
 TOLERANCE = 2e-5
-NAMES = ["own", "other_document"]
-GENERATOR = np.random.default_rng(12)
-CHUNKS = {name: GENERATOR.integers(0, 48, L) for name in [*NAMES, "first", "second", "third", "fourth"]}
-SEARCH = [CHUNKS["first"], CHUNKS["second"]]
-TRIAL = [CHUNKS["third"], CHUNKS["fourth"]]
+OWN, NULL, *SWAPS = np.random.default_rng(12).integers(0, 48, (6, L))
+CHUNKS = {"own": OWN, "other_document": NULL}
+SEARCH = SWAPS[:2]
+TRIAL = SWAPS[2:]
 Contexts = tuple[dict[str, FarContext], list[np.ndarray], list[np.ndarray]]
 """Of the fixture `measured`."""
 
@@ -55,7 +54,7 @@ class Implementation:
     lm: CausalLM
 
     def contexts(self, lengths: ContextLengths = LENGTHS, **options: object) -> dict[str, FarContext]:
-        return far_contexts(self.lm, lengths, Batching(100), *(CHUNKS[name] for name in NAMES), **options)
+        return far_contexts(self.lm, lengths, Batching(100), OWN, NULL, **options)
 
     def naive(
         self,
@@ -72,13 +71,13 @@ class Implementation:
         for swap in swaps or [None]:
             cases = [case(name, target, far, swap, short) for far in sets]
             whole_V, *others = log_probs(self.stock, target, [long, *cases])
-            values.append([(-one_V[CHUNKS["own"][target]], divergence(whole_V, one_V)) for one_V in others])
+            values.append([(-one_V[OWN[target]], divergence(whole_V, one_V)) for one_V in others])
         return np.mean(values, axis=0).T
 
 
 def case(name: str, target: int, far: Iterable[int], swap: np.ndarray | None, short: int) -> Case:
     """A context whose distant tokens in `far` are `name`'s; the others are the swap's, or not there."""
-    tokens = with_far(CHUNKS["own"], CHUNKS[name], target, short)
+    tokens = with_far(OWN, CHUNKS[name], target, short)
     if swap is None:
         return tokens, [*far, *range(target - short, target)]
     return swapped(with_far(tokens, swap, target, short), tokens, [*far]), range(target)
@@ -116,17 +115,15 @@ def close(found: np.ndarray, naive: np.ndarray | Sequence[float], what: object) 
 def test_short_long_and_foreign_contexts_and_windows(model: Implementation) -> None:
     contexts = model.contexts()
     own, null = contexts.values()
-    foreign = model.contexts(trial_swaps_BL=CHUNKS["other_document"][None])["own"].baselines.over_swaps
+    foreign = model.contexts(trial_swaps_BL=NULL[None])["own"].baselines.over_swaps
     found = {
-        length: measured_windows(
-            model.lm, CHUNKS["own"], LENGTHS.targets_T, length, Batching(30), own.predictions
-        )
+        length: measured_windows(model.lm, OWN, LENGTHS.targets_T, length, Batching(30), own.predictions)
         for length in (1, 2, 7, L - M)
     }
     for index, target in enumerate(TARGETS):
         everything = range(target - S)
         short = model.naive("own", target, [[]], [])
-        long, long_of_null = (model.naive(name, target, [everything], []) for name in NAMES)
+        long, long_of_null = (model.naive(name, target, [everything], []) for name in CHUNKS)
         windows = [(window, model.naive("own", target, [[]], [], short=num)) for num, window in found.items()]
         for values, naive in [(own.short, short), (null.short, short), (foreign, long_of_null), *windows]:
             assert [row[index] for row in values] == pytest.approx(naive[:, 0], abs=TOLERANCE), target
@@ -179,8 +176,8 @@ def test_a_screen_is_exact_for_its_short_list(measured: Contexts) -> None:
 
 
 def test_every_greedy_choice(model: Implementation) -> None:
-    rules = enumerate(("greedy", "greedy_divergence"))
-    for (name, context), (criterion, rule) in product(model.contexts().items(), rules):
+    rules = ("greedy", "greedy_divergence")
+    for (name, context), (criterion, rule) in product(model.contexts().items(), enumerate(rules)):
         for target, found in zip(TARGETS, find_rule(rule).rank(context, 3).tolist(), strict=True):
             chosen: list[int] = []
             for _ in range(3):

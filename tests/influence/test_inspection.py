@@ -31,8 +31,8 @@ from sparsity_length.models.olmo import OLMoCausalLM
 S = 4
 L = 24
 LENGTHS = ContextLengths(short_context_length=S, long_context_length=L, targets_per_chunk=3)
-GENERATOR = np.random.default_rng(11)
-CHUNKS = {name: GENERATOR.integers(0, VOCABULARY_SIZE, L) for name in ("own", "other_document")}
+OWN, NULL = np.random.default_rng(11).integers(0, VOCABULARY_SIZE, (2, L))
+CHUNKS = {"own": OWN, "other_document": NULL}
 STEP = 5e-3
 NUM_ANSWERS = 3
 TOLERANCE = 1e-3  # of the largest derivative
@@ -65,7 +65,7 @@ class Family:
 
     def contexts(self) -> dict[str, FarContext]:
         lm = self.lm.led_by(self.bos)
-        return far_contexts(lm, LENGTHS, Batching(100), *CHUNKS.values(), seed=(2, 7))
+        return far_contexts(lm, LENGTHS, Batching(100), OWN, NULL, seed=(2, 7))
 
     def behind_bos(self, text_S: np.ndarray) -> torch.Tensor:
         return torch.tensor([*self.bos, *text_S])
@@ -93,7 +93,7 @@ class Family:
 
 def seen(name: str, target: int) -> np.ndarray:
     """The tokens before the target as it sees them: its own, or with the other document's before t - s."""
-    return with_far(CHUNKS["own"], CHUNKS[name], target, S)[:target]
+    return with_far(OWN, CHUNKS[name], target, S)[:target]
 
 
 def softmax(
@@ -196,7 +196,7 @@ def test_every_gate_gradient_and_information_is_of_finite_differences(
             (rules.gradient_divergence(context), 2 * family.tolerance),
         )
         for index, target in enumerate(LENGTHS.targets_T):
-            ids = [int(CHUNKS["own"][target]), *(int(drawn_T[index]) for drawn_T in answers)]
+            ids = [int(OWN[target]), *(int(drawn_T[index]) for drawn_T in answers)]
             own_F, *drawn = (family.slopes(seen(name, target), target - S, answer) for answer in ids)
             for (values_TF, tolerance), naive_F in zip(found, (own_F, np.square(drawn).mean(0)), strict=True):
                 atol = tolerance * abs(naive_F).max()
