@@ -195,7 +195,7 @@ def test_more_trials_than_the_choice_had_are_in_no_text_of_its_search(
     folder: Path, stocks: dict[str, Stock], tmp_path: Path
 ) -> None:
     """The choice was tried in the second document behind its own, and searched in the third."""
-    words = ["--trial-swaps", "1", "--rules", "recency", "--results", tmp_path]
+    words = ["--trial-swaps", "1", "--rules", "recency", "--null-fraction", "1e-18", "--results", tmp_path]
     choices = measure(influential_tokens, folder, *WORDS, *IN_BACKGROUND, *words)
     words = ["--checkpoints", folder / "third", "--trial-swaps", "2", "--results", tmp_path / "tried"]
     results = measure(evaluate_tokens, folder, "--choices", choices, *words)
