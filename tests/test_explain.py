@@ -166,24 +166,31 @@ def test_which_of_several_occurrences_is_explained_is_said(model: Path) -> None:
     assert explain("a b a:1 a b a a a b", model, short_context_length=1, at="a:1").facts["note"] is None
 
 
-def test_control_tokens_of_a_chat_are_labels_and_never_sources(model: Path) -> None:
+@pytest.fixture(scope="module")
+def answers(model: Path) -> list[Explanation]:
+    """The answer of a chat, and one that the model writes."""
+    given = explain(CHAT, model, **OF_CHAT, targets=2, budget=3600)
+    return [given, explain(CHAT[:1], model, **OF_CHAT, targets=1, generate=3)]
+
+
+def test_control_tokens_of_a_chat_are_labels_and_never_sources(
+    model: Path, answers: list[Explanation]
+) -> None:
     every = explain(CHAT, model, **OF_CHAT, at="mat", targets="all", sources=500)
-    few = explain(CHAT, model, **OF_CHAT, targets=2, budget=3600)
     labels = every.facts["labels"]
     assert [role for *_, role in labels] == ["user", "", "assistant"]
     of_labels = {place for start, end, _ in labels for place in range(start, end)}
-    for found in (every, few):
+    for found in (every, answers[0]):
         spans = found.frame[["source_position", "source_end"]].to_numpy()
         assert len(spans) and of_labels.isdisjoint(place for span in spans for place in range(*span))
     assert "?" in set(every.frame["source"].str.strip())  # without what ends the message
-    assert "[user]" in str(few) and "[assistant]" in str(few) and "<|" not in str(few)
+    assert "[user]" in str(found) and "[assistant]" in str(found) and "<|" not in str(found)
 
 
-def test_an_answer_as_a_whole(model: Path) -> None:
+def test_an_answer_as_a_whole(model: Path, answers: list[Explanation]) -> None:
     """All tokens that would else be explained one by one; by sentences if they are many."""
-    for chat, answer in ((CHAT, {}), (CHAT[:1], {"generate": 3})):
-        each = explain(chat, model, **OF_CHAT, **answer, targets=1)
-        (target,) = explain(chat, model, **OF_CHAT, **answer, whole_answer=True).targets
+    for each, chat, generate in zip(answers, (CHAT, CHAT[:1]), (None, 3), strict=True):
+        (target,) = explain(chat, model, **OF_CHAT, generate=generate, whole_answer=True).targets
         assert [target["position"], target["end"] - 1] == each.losses["position"].iloc[[0, -1]].tolist()
     for position, unit in (("30:47", "sentence"), ("30:46", "word")):
         found = explain(TEXT, model, short_context_length=S, position=position)
@@ -191,10 +198,12 @@ def test_an_answer_as_a_whole(model: Path) -> None:
         assert [f"{target['position']}:{target['end']}" for target in found.targets] == [position]
 
 
-def test_a_chat_is_read_by_its_template_and_its_answer_explained(model: Path, stock: Stock) -> None:
+def test_a_chat_is_read_by_its_template_and_its_answer_explained(
+    model: Path, stock: Stock, answers: list[Explanation]
+) -> None:
+    found, answered = answers
     automatic = AutoTokenizer.from_pretrained(model)
     ids = automatic.apply_chat_template(CHAT, tokenize=True, return_dict=False)
-    found = explain(CHAT, model, **OF_CHAT, targets=1)
     assert found.text.token_ids_N.tolist() == ids[:-1]  # all but <|im_end|>
     assert "".join(found.losses["token"]).strip() == CHAT[1]["content"]
 
@@ -209,7 +218,6 @@ def test_a_chat_is_read_by_its_template_and_its_answer_explained(model: Path, st
     expected = automatic.apply_chat_template(
         CHAT[:1], tokenize=True, return_dict=False, add_generation_prompt=True
     )
-    answered = explain(CHAT[:1], model, short_context_length=S, generate=3, targets=1)
     assert answered.losses["position"].tolist() == [*range(len(expected), len(expected) + 3)]
     for _ in range(3):
         (log_probs_V,) = log_probs(stock, len(expected), [(np.array(expected), range(len(expected)))])
