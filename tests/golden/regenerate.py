@@ -19,9 +19,8 @@ def main() -> None:
     warnings.filterwarnings("ignore", message="register_new_resolver")  # ai2-olmo's use of OmegaConf
     with TemporaryDirectory() as folder:
         found = test_golden.run(Path(folder))
-    golden = json.loads(test_golden.GOLDEN_PATH.read_text(encoding="utf-8"))
-    moved = test_golden.moved(golden, found)
-    sys.stdout.write("".join(f"{phrase}\n" for phrase in moved) or "nothing moved\n")
+    moved = test_golden.moved(json.loads(test_golden.GOLDEN_PATH.read_text(encoding="utf-8")), found)
+    sys.stdout.write("\n".join([*moved, f"{len(moved)} columns moved\n"]))
     os.chdir(test_golden.ROOT)
     os.environ.update(test_golden.VARIABLES)
     made = {

@@ -69,6 +69,7 @@ PRETRAIN = [
 ]
 MEASURE = ["--long-context-length", "40", "--targets-per-chunk", "5", "--device", "cpu"]
 SHORT = ["--short-context-length", "8"]
+CHOOSE = ["--k", "1", "4", "--rules", "leave_one_out", "random", "recency", "--ablation", "mask"]
 
 # Openings of novels of the 19th century, without punctuation, that repeat their own words.
 TRAINING_TEXTS = [
@@ -111,7 +112,20 @@ EVALUATION_TEXTS = [
 def run(folder: Path) -> dict[str, dict[str, Any]]:
     """Run every stage in `folder`: table -> column -> `_summary` of its values."""
     torch.set_num_threads(1)
-    _run_stages(folder)
+    for name, texts in (("train", TRAINING_TEXTS), ("evaluation", EVALUATION_TEXTS)):
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    words = sorted({word for text in TRAINING_TEXTS + EVALUATION_TEXTS for word in text.split()})
+    word_level("<|endoftext|>", "<unk>", *words).save(str(folder / "words.json"))
+    sources = ["--source", f"{folder}/train.jsonl", "--evaluation-source", f"{folder}/evaluation.jsonl"]
+    tokenize_c4.STAGE(["--out", f"{folder}/data", *sources, "--tokenizer", f"{folder}/words.json"])
+    trained = ["--data", f"{folder}/data", "--save-folder", f"{folder}/model"]
+    pretrain.STAGE([f"{ROOT}/olmo_configs/tiny.yaml", *trained, *PRETRAIN])
+    made = ["--data", f"{folder}/data", "--checkpoints", f"{folder}/model", "--results", f"{folder}/results"]
+    loss_differences.STAGE([*made, *MEASURE, *SHORT])
+    influential_tokens.STAGE([*made, *MEASURE, *SHORT, *CHOOSE])
+    loss_differences.STAGE([*made, *MEASURE, "--context-lengths"])
+
     data = TokenizedData.open(folder / "data")
     tokens = np.concatenate([np.fromfile(path, dtype=data.token_dtype) for path in data.train_paths])
     metrics = pd.read_json(folder / "model" / "metrics.jsonl", lines=True)
@@ -121,27 +135,9 @@ def run(folder: Path) -> dict[str, dict[str, Any]]:
         "training_data": pd.DataFrame({"token_id": tokens}),
         "metrics": metrics.drop(columns="tokens_per_second"),
         "weights": pd.DataFrame({"value": torch.cat([w.flatten() for w in weights.values()]).numpy()}),
+        **{name: results.frame(name) for name in results.tables},
     }
-    tables |= {name: results.frame(name) for name in results.tables}
     return {name: dict(_summaries(table)) for name, table in tables.items()}
-
-
-def _run_stages(folder: Path) -> None:
-    for name, texts in (("train", TRAINING_TEXTS), ("evaluation", EVALUATION_TEXTS)):
-        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
-        (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
-    words = sorted({word for text in TRAINING_TEXTS + EVALUATION_TEXTS for word in text.split()})
-    word_level("<|endoftext|>", "<unk>", *words).save(str(folder / "words.json"))
-    data = f"{folder}/data"
-    model = f"{folder}/model"
-    sources = ["--source", f"{folder}/train.jsonl", "--evaluation-source", f"{folder}/evaluation.jsonl"]
-    tokenize_c4.STAGE(["--out", data, *sources, "--tokenizer", f"{folder}/words.json"])
-    pretrain.STAGE([f"{ROOT}/olmo_configs/tiny.yaml", "--data", data, "--save-folder", model, *PRETRAIN])
-    measure = [*MEASURE, "--data", data, "--checkpoints", model, "--results", f"{folder}/results"]
-    loss_differences.STAGE([*measure, *SHORT])
-    chosen = ["--rules", "leave_one_out", "random", "recency", "--ablation", "mask"]
-    influential_tokens.STAGE([*measure, *SHORT, "--k", "1", "4", *chosen])
-    loss_differences.STAGE([*measure, "--context-lengths"])
 
 
 def _summaries(table: pd.DataFrame) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -174,13 +170,11 @@ def moved(golden: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
         {f"{table}.{name}": column for table, columns in tables.items() for name, column in columns.items()}
         for tables in (golden, found)
     )
-    phrases = []
-    for name in sorted(before.keys() | now.keys()):
-        if name not in now or name not in before:
-            phrases.append(f"{name} is {'gone' if name in before else 'new'}")
-        elif not _is_same(before[name], now[name]):
-            phrases.append(f"{name} was {before[name]}, now {now[name]}")
-    return phrases
+    return [
+        f"{name} was {before.get(name)}, now {now.get(name)}"
+        for name in sorted(before.keys() | now.keys())
+        if not (name in before and name in now and _is_same(before[name], now[name]))
+    ]
 
 
 def _is_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
@@ -213,10 +207,11 @@ def tables() -> dict[str, dict[str, str]]:
         for manifest in sorted(REFERENCE.rglob("exported.json"))
         for artefact in Results(manifest.parent).tables
     }
-    derived = [
-        path for path in sorted(REFERENCE.rglob("*.parquet")) if not (path.parent / "exported.json").exists()
-    ]
-    frames |= {str(path.relative_to(REFERENCE)): pd.read_parquet(path) for path in derived}
+    frames |= {
+        str(path.relative_to(REFERENCE)): pd.read_parquet(path)
+        for path in sorted(REFERENCE.rglob("*.parquet"))
+        if not (path.parent / "exported.json").exists()
+    }
     return {
         name: {column: _hash(frame[column]) for column in sorted(frame.columns)}
         for name, frame in frames.items()
@@ -244,16 +239,13 @@ def _bytes(array: pa.Array) -> bytes:
     return numbers.tobytes()
 
 
-@pytest.fixture
-def in_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.stem)
+def test_the_commands_of_a_study_are_what_they_were_and_their_programs_take_them(
+    study: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
-
-
-@pytest.mark.usefixtures("in_the_root")
-@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.stem)
-def test_the_commands_of_a_study_are_what_they_were_and_their_programs_take_them(study: Path) -> None:
     assert commands(study) == json.loads(COMMANDS.read_text(encoding="utf-8"))[study.stem]
     for command in commands_of(load_study(study, [])):
         if command.stage in MEASURING:
@@ -270,16 +262,16 @@ DEFAULTS: dict[str, dict[str, str]] = json.loads(DEFAULTS_PATH.read_text(encodin
 
 def defaults() -> dict[str, dict[str, str]]:
     """Program -> flag -> the words that would say its default, if it has one."""
-    found: dict[str, dict[str, str]] = {}
-    for module in (module for group in PROGRAMS.values() for module in group):
-        name = module.rpartition(".")[2]
-        of_program = found.setdefault(name, {})
-        for action in stage_of(name).parser()._actions:
-            given = action.default if isinstance(action.default, list | tuple) else [action.default]
-            words = " ".join(str(one) for one in given if not (one is None or isinstance(one, bool)))
-            if words and action.option_strings and words != argparse.SUPPRESS:
-                of_program[action.option_strings[-1]] = words
-    return found
+    names = [module.rpartition(".")[2] for group in PROGRAMS.values() for module in group]
+    return {name: dict(_defaults_of(name)) for name in names}
+
+
+def _defaults_of(program: str) -> Iterator[tuple[str, str]]:
+    for action in stage_of(program).parser()._actions:
+        given = action.default if isinstance(action.default, list | tuple) else [action.default]
+        words = " ".join(str(one) for one in given if not (one is None or isinstance(one, bool)))
+        if words and action.option_strings and words != argparse.SUPPRESS:
+            yield action.option_strings[-1], words
 
 
 def test_the_table_holds_what_parsers_say() -> None:
@@ -312,19 +304,19 @@ def test_a_program_without_flags_gives_the_numbers_of_all_written_out(
     make_olmo: Callable[..., OLMo],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    documents = np.random.default_rng(0).integers(1, VOCABULARY_SIZE, (4, 40), dtype=np.int32)
+    documents = np.random.default_rng(0).integers(1, VOCABULARY_SIZE, (4, 36), dtype=np.int32)
     by_name = {f"{number:016x}": token_ids for number, token_ids in enumerate(documents)}
     monkeypatch.setattr(measured_documents, "DOCUMENTS", by_name)
     measured_documents.write_measurable(tmp_path, make_olmo(seed=1, n_layers=1))
-    words = ["--data", f"{tmp_path}/data", "--checkpoints", f"{tmp_path}/run", "--device", "cpu"]
-    # Tokens, of which 20 stand before the first of 16 targets: four of them distant.
-    words += ["--long-context-length", "36", "--results"]
+    words = ["--data", f"{tmp_path}/data", "--checkpoints", f"{tmp_path}/run", "--results"]
     flags = DEFAULTS[stage_name(stage)] | written_out
     if asked:
         del flags["--short-context-length"]  # of the other mode
     every = [word for flag, values in flags.items() for word in (flag, *values.split())]
-    stage.STAGE([*words, str(tmp_path / "without"), *asked])
-    stage.STAGE([*words, str(tmp_path / "with"), *every])
+    # Of 36 tokens 20 stand before the first of 16 targets: four of them distant.
+    common = ["--long-context-length", "36", "--device", "cpu"]
+    stage.STAGE([*words, str(tmp_path / "without"), *common, *asked])
+    stage.STAGE([*words, str(tmp_path / "with"), *common, *every])
     assert contents(tmp_path / "without") == contents(tmp_path / "with") != {}
 
 
@@ -336,14 +328,18 @@ def test_a_default_is_the_same_in_a_function_and_in_its_program(
     function: str, settings: type[Settings]
 ) -> None:
     parameters = inspect.signature(getattr(sparsity_length, function)).parameters
-    given = {name: one.default for name, one in parameters.items()}
     ours = {one.name: one.default for one in dataclasses.fields(settings)}
-    common = given.keys() & ours.keys() - {"long_context_length"}  # which follows from the model
-    assert common and {name: given[name] for name in common} == {name: ours[name] for name in common}
+    common = parameters.keys() & ours.keys() - {"long_context_length"}  # which follows from the model
+    assert common and all(parameters[name].default == ours[name] for name in common)
 
 
-def test_pages_say_the_defaults() -> None:
-    recipes, methods = ((ROOT / "pipeline" / name).read_text("utf-8") for name in ("RECIPES.md", "README.md"))
-    assert f"`{DEFAULT_RULES[0]}` with `--ablation {DEFAULT_ABLATION}`" in methods
-    assert ("tokens of two other documents (`--trial-swaps`" in methods) == (TRIAL_SWAPS == 2)
-    assert ("the default two minutes" in recipes) == (Explaining().seconds == 120)
+@pytest.mark.parametrize(
+    ("page", "words", "is_true"),
+    [
+        ("README.md", f"`{DEFAULT_RULES[0]}` with `--ablation {DEFAULT_ABLATION}`", True),
+        ("README.md", "tokens of two other documents (`--trial-swaps`", TRIAL_SWAPS == 2),
+        ("RECIPES.md", "the default two minutes", Explaining().seconds == 120),
+    ],
+)
+def test_pages_say_the_defaults(page: str, words: str, is_true: bool) -> None:
+    assert is_true and words in (ROOT / "pipeline" / page).read_text(encoding="utf-8")
