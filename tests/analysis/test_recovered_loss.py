@@ -39,22 +39,27 @@ def choice(
     **more: object,
 ) -> pd.DataFrame:
     """Four targets of two documents: 3 nats under the short context, 2 under the long; 1 expected."""
-    rows = {
-        "model": "m",
-        "evaluator": "m",
-        "document_id": ["a", "a", "b", "b"],
-        "chunk_index": 0,
-        "target_position": range(4),
-        "rule": rule,
-        "distant_context": distant_context,
-        "k": k,
-        "short_context_loss": 3.0,
-        "long_context_loss": 2.0,
-        "sparse_context_loss": list(sparse),
-        "short_context_divergence": 1.0,
-        "sparse_context_divergence": list(divergence),
-    }
-    return pd.DataFrame(rows | more)
+    return pd.DataFrame(
+        {
+            "model": "m",
+            "evaluator": "m",
+            "document_id": ["a", "a", "b", "b"],
+            "chunk_index": 0,
+            "target_position": range(4),
+            "rule": rule,
+            "distant_context": distant_context,
+            "k": k,
+            "short_context_loss": 3.0,
+            "long_context_loss": 2.0,
+            "sparse_context_loss": list(sparse),
+            "short_context_divergence": 1.0,
+            "sparse_context_divergence": list(divergence),
+        }
+        | more
+    )
+
+
+NULL_OF_B = "distant_context == 'own' or document_id == 'b'"
 
 
 @pytest.fixture
@@ -66,20 +71,39 @@ def by_hand() -> pd.DataFrame:
     return pd.concat([own, null])
 
 
-def test_what_is_recovered_by_hand(by_hand: pd.DataFrame) -> None:
-    expected = {"num_targets": 4, "num_documents": 2, "gain": 1, "recovered": 0.75, "null_recovered": 0.25}
-    # Document a recovers 1 of 2 nats, b 2 of 2: an error of 1/4, times t at one degree of freedom.
-    expected |= {"effect": 0.75, "share": 0.75, "share_low": 0.75 - T_1 / 4, "share_high": 0.75 + T_1 / 4}
-    # Both documents recover 1 nat beyond their null over 2 targets: paired, no resample differs.
-    expected |= {"excess": 0.5, "excess_low": 0.5, "excess_high": 0.5}
-    assert_effects(by_hand, "loss", expected)
-    # Of a null of b alone: recency needs none, and keeps a, which only the excess leaves out.
-    of_b = by_hand[(by_hand["distant_context"] == "own") | (by_hand["document_id"] == "b")]
-    expected = {"num_targets": 4, "recovered": 0.75, "effect": 0.75, "null_recovered": 0.5, "excess": 0.5}
-    assert_effects(of_b, "loss", expected)
-    # A single document gives no interval.
-    nothing = {"recovered_low": np.nan, "share": np.nan}
-    assert_effects(by_hand[by_hand["document_id"] == "a"], "loss", nothing)
+@pytest.mark.parametrize(
+    ("kept", "expected"),
+    [
+        (
+            "document_id > ''",
+            {
+                "num_targets": 4,
+                "num_documents": 2,
+                "gain": 1,
+                "recovered": 0.75,
+                "null_recovered": 0.25,
+                "effect": 0.75,
+                # Document a recovers 1 of 2 nats, b 2 of 2: an error of 1/4, times t.
+                "share": 0.75,
+                "share_low": 0.75 - T_1 / 4,
+                "share_high": 0.75 + T_1 / 4,
+                # Both documents recover 1 nat beyond their null over 2 targets: paired, no resample differs.
+                "excess": 0.5,
+                "excess_low": 0.5,
+                "excess_high": 0.5,
+            },
+        ),
+        # Of a null of b alone: recency needs none, and keeps a, which only the excess leaves out.
+        (
+            NULL_OF_B,
+            {"num_targets": 4, "recovered": 0.75, "effect": 0.75, "null_recovered": 0.5, "excess": 0.5},
+        ),
+        # A single document gives no interval.
+        ("document_id == 'a'", {"recovered_low": np.nan, "share": np.nan}),
+    ],
+)
+def test_what_is_recovered_by_hand(by_hand: pd.DataFrame, kept: str, expected: dict[str, float]) -> None:
+    assert_effects(by_hand.query(kept), "loss", expected)
 
 
 def assert_effects(rows: pd.DataFrame, criterion: str, expected: dict[str, float]) -> None:
@@ -127,16 +151,15 @@ def test_curves_of_the_loss_by_hand(by_hand: pd.DataFrame) -> None:
     """Document a costs a nat more throughout; the null is of b alone, where it recovers 1 of 2 nats."""
     losses = [name for name in by_hand if name.endswith("_loss")]
     by_hand.loc[by_hand["document_id"] == "a", losses] += 1
-    rows = by_hand[(by_hand["distant_context"] == "own") | (by_hand["document_id"] == "b")]
-    curves = loss_curves(rows).set_index(["distant_context", "k"])
+    curves = loss_curves(by_hand.query(NULL_OF_B)).set_index(["distant_context", "k"])
     assert curves["loss"].to_dict() == {
         ("other_document", 0): 3.5,
         ("other_document", 1): 3.0,
         ("own", 0): 3.5,
         ("own", 1): 2.75,
     }
-    own = curves.loc[("own", 1)]
-    assert (own["loss_low"], own["loss_high"]) == pytest.approx((2.75 - 3.17655, 2.75 + 3.17655), abs=1e-5)
+    ends = curves.loc[("own", 1), ["loss_low", "loss_high"]].tolist()
+    assert ends == pytest.approx([2.75 - T_1 / 4, 2.75 + T_1 / 4], abs=1e-5)
     assert (curves[["long_loss", "long_loss_low", "long_loss_high"]] == 2.5).all(axis=None)
     assert (curves.loc[("own", 0), ["loss_low", "loss_high"]] == 3.5).all()
 
@@ -181,11 +204,10 @@ def test_the_verdict_follows_the_planted_fractions(selected: float, recency: flo
 
 def test_the_null_baseline_is_subtracted_where_there_is_one() -> None:
     """It recovers 10% in the first three texts, all else is planted to recover 70%."""
-    own = planted(0.7, 0.4)
     null = planted(0.1, 0.4).query("document_id < '03'").assign(distant_context="other_document")
-    null["short_context_loss"] += 1.0  # of its own baseline, which does not count for the gain
-    null["sparse_context_loss"] += 1.0
-    targets = amounts_beside(pd.concat([own, null]), NULL)
+    # A nat more of its own baseline, which does not count for the gain.
+    null[["short_context_loss", "sparse_context_loss"]] += 1.0
+    targets = amounts_beside(pd.concat([planted(0.7, 0.4), null]), NULL)
     assert targets["document_id"].nunique() == 3
     assert targets["lead"].sum() / targets["gain"].sum() == pytest.approx(0.6)
 
@@ -205,8 +227,8 @@ def test_length_losses_weigh_documents_by_their_targets() -> None:
     assert table["loss"].to_dict() == {16: 2.5, 32: 2.25}
     assert (table["num_targets"].to_list(), table["num_documents"].to_list()) == ([4, 4], [2, 2])
     # A single model has no other to be compared with: its loss itself is drawn.
-    figure = lengths_figure(table.reset_index(), {"m": LABEL}, [], "m")
-    assert figure.axes[0].lines[0].get_ydata().tolist() == [2.5, 2.25]
+    (ax,) = lengths_figure(table.reset_index(), {"m": LABEL}, [], "m").axes
+    assert ax.lines[0].get_ydata().tolist() == [2.5, 2.25]
 
 
 def test_the_difference_to_a_reference_is_of_chunks_by_hand() -> None:
@@ -224,12 +246,9 @@ def test_the_difference_to_a_reference_is_of_chunks_by_hand() -> None:
     assert rows.loc["b", "difference"] == pytest.approx((1 * 0.5 + 3 * 0.25) / 4)
     assert rows.loc["a", ["difference", "difference_low", "difference_high"]].tolist() == [0, 0, 0]
     # The documents differ by 3 nats, the differences by 0.25: that is what the interval is of.
-    plain = losses_by_context_length(losses).set_index("model")
-    widths = [
-        table.loc["b", f"{name}_high"] - table.loc["b", f"{name}_low"]
-        for table, name in ((rows, "difference"), (plain, "loss"))
-    ]
-    assert 0 < widths[0] < 0.2 * widths[1]
+    (of_loss,) = losses_by_context_length(losses).query("model == 'b'").to_dict("records")
+    wide = of_loss["loss_high"] - of_loss["loss_low"]
+    assert 0 < rows.loc["b", "difference_high"] - rows.loc["b", "difference_low"] < 0.2 * wide
 
 
 def test_windows_by_hand() -> None:
@@ -237,19 +256,20 @@ def test_windows_by_hand() -> None:
     lengths_J = np.array([8, 16, 32, 64])
     values_XJ = np.array([[5.0, 4.5, 4.1, 4.0], [4.0, 3.9, 4.3, 4.0], [5.0, 3.9, 4.2, 4.0]])
     found = [windows_keeping(values_XJ, lengths_J, percent) for percent in (50, 70, 90, 95)]
-    assert [values_X[0] for values_X in found] == pytest.approx([16, 2**4.5, 32, 2**5.5])
-    assert all(np.isnan(values_X[1]) for values_X in found)  # 64 tokens are worth no more than 8
-    assert [values_X[2] for values_X in found] == pytest.approx(  # more context harms: the first w counts
-        [8 * 2 ** (share / 1.1) for share in (0.5, 0.7, 0.9, 0.95)]
-    )
+    expected = [
+        [16, 2**4.5, 32, 2**5.5],
+        [np.nan] * 4,  # 64 tokens are worth no more than 8
+        [8 * 2 ** (share / 1.1) for share in (0.5, 0.7, 0.9, 0.95)],  # more harms: the first w counts
+    ]
+    np.testing.assert_allclose(np.transpose(found), expected, rtol=1e-6)
 
 
 def assert_drawn(ax: Axes, index: int, rows: pd.DataFrame, value: str = "loss") -> Line2D:
     """The index-th line with bars is this column of the rows, with its interval."""
     line, _, (bars,) = ax.containers[index]
-    ends = np.array([segment[:, 1] for segment in bars.get_segments()])
-    np.testing.assert_allclose(np.asarray(line.get_ydata(), dtype=float), rows[value].astype(float))
-    np.testing.assert_allclose(ends, rows[[f"{value}_low", f"{value}_high"]])
+    ends = [segment[:, 1] for segment in bars.get_segments()]
+    expected = rows[[value, f"{value}_low", f"{value}_high"]].astype(float)
+    np.testing.assert_allclose(np.column_stack([line.get_ydata(), ends]).astype(float), expected)
     return line
 
 
@@ -271,20 +291,20 @@ def test_the_paper_figure_is_its_table() -> None:
         for k in (1, 2)
     ]
     curves = loss_curves(pd.concat(choices))
-    figure = recovered_loss.loss_figure(curves, LABEL, "another model")
-    (ax,) = figure.axes
+    (ax,) = recovered_loss.loss_figure(curves, LABEL, "another model").axes
     of_curve = curves.set_index(["rule", "distant_context"])
-    own = assert_drawn(ax, 0, of_curve.loc[("leave_one_out", "own")])
-    assert_drawn(ax, 1, of_curve.loc[("recency", "own")])
-    assert_drawn(ax, 2, of_curve.loc[("random", "own")])
-    null = assert_drawn(ax, 3, of_curve.loc[("leave_one_out", "other_document")])
+    drawn = [(rule, "own") for rule in ("leave_one_out", "recency", "random")]
+    own, _, _, null = (
+        assert_drawn(ax, index, of_curve.loc[curve])
+        for index, curve in enumerate([*drawn, ("leave_one_out", "other_document")])
+    )
     assert null.get_color() == own.get_color() == drawing.rule_style("leave_one_out")["color"]
     assert (null.get_linestyle(), own.get_linestyle()) == ("--", "-")
     assert_drawn(ax, 4, curves[:1], "long_loss")  # all distant tokens
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["0", "1", "2", "all"]
+    said = {text.get_text() for text in ax.texts}
     # 0.8 nats less 0.05, of the gain of 1.
-    expected = {"selected, target-aware: 75%", "full context, 2.00", "short context, 3.00"}
-    assert expected <= {text.get_text() for text in ax.texts}
+    assert {"selected, target-aware: 75%", "full context, 2.00", "short context, 3.00"} <= said
 
 
 def test_without_a_null_a_rule_that_needs_one_has_no_effect_and_others_are_drawn() -> None:
