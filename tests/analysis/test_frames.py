@@ -1,6 +1,7 @@
 """What the library's frames say in a few numbers, by hand, and the figure of the same numbers."""
 
 import sys
+from io import StringIO
 
 import numpy as np
 import pandas as pd
@@ -13,34 +14,34 @@ T_1 = 12.7062
 T_2 = 4.30265
 
 
-def influential() -> pd.DataFrame:
-    """Text 0 has two targets, text 1 one; the first two ranks of each, and of text 1 no loss with two."""
-    rows = [
-        # text, position, rank; loss: long, baseline, sparse, null; divergence: baseline, sparse, null
-        (0, 30, 1, 1.0, 3.0, 2.0, 3.0, 4.0, 2.0, 4.0),
-        (0, 30, 2, 1.0, 3.0, 1.0, 2.5, 4.0, 0.0, 3.0),
-        (0, 31, 1, 2.0, 2.0, 2.5, 2.0, 2.0, 1.0, 2.0),
-        (0, 31, 2, 2.0, 2.0, 2.0, 2.0, 2.0, 1.0, 2.0),
-        (1, 20, 1, 0.5, 2.5, 1.0, 2.0, 2.0, 0.0, 1.0),
-        (1, 20, 2, 0.5, 2.5, np.nan, np.nan, 2.0, np.nan, np.nan),
-    ]
-    columns = [
-        "text",
-        "position",
-        "rank",
-        "long_context_loss",
-        "baseline_loss",
-        "sparse_context_loss",
-        "null_sparse_context_loss",
-        "baseline_divergence",
-        "sparse_context_divergence",
-        "null_sparse_context_divergence",
-    ]
-    return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(columns[3:], "float32"))
+ROWS = """
+0 30 1  1.0 3.0 2.0 3.0  4.0 2.0 4.0
+0 30 2  1.0 3.0 1.0 2.5  4.0 0.0 3.0
+0 31 1  2.0 2.0 2.5 2.0  2.0 1.0 2.0
+0 31 2  2.0 2.0 2.0 2.0  2.0 1.0 2.0
+1 20 1  0.5 2.5 1.0 2.0  2.0 0.0 1.0
+1 20 2  0.5 2.5 NaN NaN  2.0 NaN NaN
+"""
+"""Text 0 has two targets, text 1 one; the first two ranks of each, and of text 1 no loss with two."""
+COLUMNS = [
+    *("text", "position", "rank"),
+    *("long_context_loss", "baseline_loss", "sparse_context_loss", "null_sparse_context_loss"),
+    *("baseline_divergence", "sparse_context_divergence", "null_sparse_context_divergence"),
+]
+LOSSES = dict.fromkeys(COLUMNS[3:], "float32")
+INFLUENTIAL = pd.read_csv(StringIO(ROWS), sep=r"\s+", names=COLUMNS, dtype=LOSSES)
+BY_LENGTH = pd.DataFrame(
+    {
+        "text": [0, 0, 1, 2] * 2,
+        "context_length": [8] * 4 + [32] * 4,
+        "loss": [4.0, 2.0, 3.0, 3.0, 2.0, 2.0, 3.0, 1.0],
+        "divergence": [1.0, 0.5, 0.5, 0.0] * 2,
+    }
+)
 
 
 def test_the_recovered_fraction_is_a_ratio_of_sums_with_an_interval_over_texts() -> None:
-    table = summary(influential()).set_index(["criterion", "k"])
+    table = summary(INFLUENTIAL).set_index(["criterion", "k"])
     assert table[["num_targets", "num_texts"]].to_numpy().tolist() == [[3, 2], [2, 1], [3, 2], [2, 1]]
     # By KL one token brings 4 to 2, 2 to 1 and 2 to 0: 5 of 8. Without text 0 it is 2/2, without text 1 3/6.
     # The jackknife's errors for two texts; of the excess, which is 1 in text 1 and 3 in text 0, it is none.
@@ -69,34 +70,21 @@ def test_the_recovered_fraction_is_a_ratio_of_sums_with_an_interval_over_texts()
 
 
 def test_without_a_null_baseline_there_is_no_excess() -> None:
-    frame = influential()
-    frame.loc[:, frame.columns.str.startswith("null")] = np.nan
-    table = summary(frame)
+    nulls = [name for name in COLUMNS if name.startswith("null")]
+    table = summary(INFLUENTIAL.assign(**dict.fromkeys(nulls, np.nan)))
     assert table[["null_recovered_fraction", "excess_fraction"]].isna().all(axis=None)
-    expected = summary(influential())
-    pd.testing.assert_series_equal(table["recovered_fraction"], expected["recovered_fraction"])
-
-
-def by_length() -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "text": [0, 0, 1, 2] * 2,
-            "context_length": [8] * 4 + [32] * 4,
-            "loss": [4.0, 2.0, 3.0, 3.0, 2.0, 2.0, 3.0, 1.0],
-            "divergence": [1.0, 0.5, 0.5, 0.0] * 2,
-        }
-    )
+    pd.testing.assert_series_equal(table["recovered_fraction"], summary(INFLUENTIAL)["recovered_fraction"])
 
 
 def test_losses_by_context_length_are_means_over_targets_and_drawn_as_such() -> None:
-    table = summary(by_length()).set_index("context_length")
+    table = summary(BY_LENGTH).set_index("context_length")
     numbers = table[["loss", "divergence", "num_targets", "num_texts"]]
     assert numbers.T.to_dict("list") == {8: [3, 0.5, 4, 3], 32: [2, 0.5, 4, 3]}
     # Without one text after another the mean at 32 is 4/2, 5/3 and 7/3; three texts.
     half = T_2 * np.sqrt(2 * np.var([4 / 2, 5 / 3, 7 / 3]))
     assert table.loc[32, ["loss_low", "loss_high"]].tolist() == pytest.approx([2 - half, 2 + half], rel=1e-5)
-    ax = plot(by_length())
-    assert plot(by_length(), ax) is ax  # a second line
+    ax = plot(BY_LENGTH)
+    assert plot(BY_LENGTH, ax) is ax  # a second line
     for bars in ax.containers:
         line, _, (intervals,) = bars.lines
         assert line.get_xydata().tolist() == [[8, 3], [32, 2]]
@@ -110,4 +98,4 @@ def test_other_frames_and_a_missing_matplotlib_are_one_sentence(monkeypatch: pyt
             function(pd.DataFrame({"text": [0], "short_context_loss": [1.0]}))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(InputError, match="pip install matplotlib"):
-        plot(by_length())
+        plot(BY_LENGTH)

@@ -27,7 +27,7 @@ KEPT = {
 def planted_items(kept: dict[str, list[float]] = KEPT) -> pd.DataFrame:
     """Telling is worth 10 nats at gap 0, and a planted share of it elsewhere; colors are never right."""
     rng = np.random.default_rng(0)
-    rows = [
+    return pd.DataFrame(
         {
             "model": MODEL,
             "rope": rope,
@@ -39,19 +39,18 @@ def planted_items(kept: dict[str, list[float]] = KEPT) -> pd.DataFrame:
             "is_right_told": template != "color" and share > 0.5,
             "is_right_not_told": False,
         }
-        for text, worth in enumerate(rng.uniform(8, 12, 60))
+        for text, worth in enumerate(rng.uniform(8, 12, 40))
         for template in ("number", "word", "color")
         for rope, shares in kept.items()
         for gap, share in zip(GAPS, shares, strict=True)
-    ]
-    return pd.DataFrame(rows)
+    )
 
 
 def test_a_planted_reach_is_found_and_the_rules_decide() -> None:
     items = planted_items()
     table = reach.curves(items)
     assert set(table["template"]) == {"number", "word", reach.TOGETHER}, "color is not answered at gap 0"
-    assert table["num_documents"].eq(60).all()
+    assert table["num_documents"].eq(40).all()
     for rope, shares in KEPT.items():
         curve = reach.of_curve(table, MODEL, rope)
         assert curve["share_kept"].tolist() == pytest.approx(shares, abs=0.02)
@@ -59,8 +58,8 @@ def test_a_planted_reach_is_found_and_the_rules_decide() -> None:
     assert reach.reach(reach.of_curve(table, MODEL, reach.PLAIN)) == 4096
     assert reach.reach(reach.of_curve(table, MODEL, reach.YARN, "word")) == 8192
     assert reach.reads_less_than_trained(table, MODEL) == ("supported", 7168)
-    word, gap, lead = reach.makes_readable(items, table, MODEL, reach.YARN)
-    assert (word, gap) == ("supported", 7168)
+    *words, lead = reach.makes_readable(items, table, MODEL, reach.YARN)
+    assert words == ["supported", 7168]
     assert lead.estimate == pytest.approx(0.7, abs=0.02) and lead.low > 0.65
     assert reach.makes_readable(items, table, MODEL, reach.STAIR)[0] == "refuted"
     reach.reach_figure(table)
@@ -93,10 +92,10 @@ def test_items_are_sums_over_answers_told_and_not_told(tmp_path: Path) -> None:
     texts = [
         " ".join(f"The {word} river runs past an old hill." for word in words * 5) for words in ("abc", "xyz")
     ]
-    questions = [" What is the magic number of Oslo? The magic number of Paris is 1."] * 9
-    tokenizer = train_bpe([*texts, *questions], 320)
+    question = " What is the magic number of Oslo? The magic number of Paris is 1."
+    tokenizer = train_bpe([*texts, 9 * question], 320)
     documents = [
-        EvaluationDocument(f"{index:016x}", token_ids, f"http://example.org/{index}")
+        EvaluationDocument(f"{index:016x}", token_ids)
         for index, token_ids in enumerate(tokenizer.encode(texts))
     ]
     write_folder(tmp_path / "data", documents, tokenizer)
@@ -104,29 +103,22 @@ def test_items_are_sums_over_answers_told_and_not_told(tmp_path: Path) -> None:
     run(plant_needles, *made, "--templates", "number", "color", "--depths", 0.25)
     data = tmp_path / "needles" / "length-100" / "data"
     make_model("llama", vocab_size=320).save_pretrained(tmp_path / "llama")
-    words = ["--data", data, "--checkpoints", tmp_path / "llama", "--long-context-length", 100]
-    words += ["--near-context-length", 45, "--share-near", "--placements", "own:54", "own:54@554", "last:4"]
-    for results, flags in {
-        "plain": ["--targets-per-chunk", 20],
-        "scaled": ["--targets-per-chunk", 20, "--rope", "yarn:2"],
-        "short": ["--targets-per-chunk", 2],
-    }.items():
-        run(length_interference, *words, *flags, "--results", tmp_path / results)
+    placed = "--long-context-length 100 --near-context-length 45 --share-near --placements own:54 own:54@554"
+    words = ["--data", data, "--checkpoints", tmp_path / "llama", *placed.split()]
+    for results, *flags in (("plain", 20), ("scaled", 20, "--rope", "yarn:2"), ("short", 2)):
+        run(length_interference, *words, "--results", tmp_path / results, "--targets-per-chunk", *flags)
     with pytest.raises(InputError, match="tokens; measure --targets-per-chunk"):
         reach.reach_items(data, [tmp_path / "short"])
     items = reach.reach_items(data, [tmp_path / "plain", tmp_path / "scaled"])
     assert len(items) == 2 * 2 * 2 * 2  # texts, templates, gaps, scalings
     assert set(items["gap"]) == {0, 500} and set(items["rope"]) == {"plain", "yarn:2"}
     (item, *_) = items.query("template == 'color' and rope == 'yarn:2' and gap == 500").to_dict("records")
-    planted = pd.read_parquet(data / NEEDLES_FILE)
-    of_item = planted[
-        (planted["template"] == "color") & (planted["source_document_id"] == item["document_id"])
-    ]
+    planted = pd.read_parquet(data / NEEDLES_FILE).query("template == 'color'")
     rows = Results(tmp_path / "scaled").frame("length_interference").query("placement == 'own:54@554'")
-    for needle in of_item.to_dict("records"):
-        first = 100 - needle["num_answer_tokens"]
-        answer = rows[(rows["document_id"] == needle["document_id"]) & (rows["target_position"] >= first)]
+    of_documents = rows.set_index("document_id").sort_values("target_position")
+    for needle in planted[planted["source_document_id"] == item["document_id"]].to_dict("records"):
+        answer = of_documents.loc[needle["document_id"]][-needle["num_answer_tokens"] :]
         name = "not_told" if np.isnan(needle["depth"]) else "told"
-        assert len(answer) == needle["num_answer_tokens"]
+        assert answer["target_position"].iloc[0] == 100 - needle["num_answer_tokens"]
         assert item[f"loss_{name}"] == pytest.approx(answer["loss"].sum(), rel=1e-6)
         assert item[f"is_right_{name}"] == answer["is_top"].all()

@@ -22,8 +22,7 @@ Shapes: L chunk, S rows, R removed tokens, T targets, F distant tokens.
 
 import argparse
 import json
-import os
-import warnings
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,7 +118,7 @@ def losses_without(problem: Problem, removed_R: np.ndarray) -> torch.Tensor:
     tokens_L = torch.as_tensor(problem.chunk_L)
     targets_T = torch.as_tensor(problem.lengths.targets_T)
     tokens_RS = tokens_L[:-1].expand(len(removed_R), -1)
-    rows_S = torch.arange(tokens_RS.shape[1])
+    rows_S = torch.arange(len(tokens_L) - 1)
     is_removed_RS = rows_S == torch.as_tensor(removed_R)[:, None]
     # A removed token still sees itself, lest it see nothing.
     hidden_RSS = is_removed_RS[:, None] & ~is_removed_RS[:, :, None]
@@ -139,18 +138,15 @@ def all_targets_loop(problem: Problem, removed_R: np.ndarray) -> np.ndarray:
 
 def captum_feature_ablation(problem: Problem, removed_R: np.ndarray) -> np.ndarray:
     """captum's FeatureAblation of a function that returns all targets' losses by the loop's passes."""
-    long_losses_T = problem.long_losses_T
 
     def losses(present_BR: torch.Tensor) -> torch.Tensor:
-        if bool(present_BR.all()):  # asked once, which a careful caller has at hand
-            return torch.as_tensor(long_losses_T)[None]
+        if bool(present_BR.all()):  # asked once
+            return torch.as_tensor(problem.long_losses_T)[None]
         return losses_without(problem, removed_R[present_BR.argmin(1).numpy()])
 
-    with warnings.catch_warnings(action="ignore"):
-        differences_TR = FeatureAblation(losses).attribute(
-            torch.ones(1, len(removed_R)), baselines=0, perturbations_per_eval=problem.batch_size
-        )
-    return -differences_TR.numpy()
+    present_1R = torch.ones(1, len(removed_R))
+    batches = {"perturbations_per_eval": problem.batch_size}
+    return -FeatureAblation(losses).attribute(present_1R, baselines=0, **batches).numpy()
 
 
 WAYS: dict[str, Callable[[Problem, np.ndarray], np.ndarray]] = {
@@ -163,14 +159,14 @@ WAYS: dict[str, Callable[[Problem, np.ndarray], np.ndarray]] = {
 def timed(name: str, problem: Problem, sample_tokens: int) -> tuple[float, np.ndarray]:
     """Seconds of the whole chunk, and the influences [T, F] that were measured, NaN elsewhere."""
     num_far_T = problem.lengths.num_far_tokens_T
-    wanted = num_far_T[-1] if name == "ours" else max(2, sample_tokens // problem.lengths.long_context_length)
-    removed_R = np.unique(np.linspace(0, num_far_T[-1] - 1, wanted).round().astype(int))
-    influence_TF = np.full((len(num_far_T), num_far_T[-1]), np.nan)
+    most = num_far_T[-1]
+    wanted = most if name == "ours" else max(2, sample_tokens // problem.lengths.long_context_length)
+    removed_R = np.unique(np.linspace(0, most - 1, wanted).round().astype(int))
+    influence_TF = np.full((len(num_far_T), most), np.nan)
     started = timer()
     influence_TF[:, removed_R] = WAYS[name](problem, removed_R)
-    seconds = (timer() - started) * num_far_T[-1] / len(removed_R)
-    is_far_TF = np.arange(num_far_T[-1]) < num_far_T[:, None]
-    return seconds, np.where(is_far_TF, influence_TF, np.nan)
+    seconds = (timer() - started) * most / len(removed_R)
+    return seconds, np.where(np.arange(most) < num_far_T[:, None], influence_TF, np.nan)
 
 
 def refuse_difference(name: str, ours_TF: np.ndarray, theirs_TF: np.ndarray) -> None:
@@ -195,39 +191,36 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--tokens-per-batch", type=positive_int, default=2048, help="of every way")
     add("--sample-tokens", type=positive_int, default=16384, help="forward-tokens of a timed sample, about")
     add("--repeats", type=positive_int, default=3, help="timed rounds; medians are reported")
-    add("--threads", type=positive_int, help="of the process; all cores if not given")
+    add("--threads", type=positive_int, default=torch.get_num_threads(), help="of the process")
     add("--out", type=Path, required=True, help="JSON file for every number")
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Measure every chunk length, print a table, write the JSON."""
-    torch.set_num_threads(arguments.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(arguments.threads)
     keep_freed_memory()  # as the stages do
     rows = []
     for length in arguments.long_context_lengths:
         problem = problem_of(arguments, length)
-        seconds: dict[str, list[float]] = {name: [] for name in WAYS}
+        seconds = defaultdict[str, list[float]](list)
         found = {}
         for name in [*WAYS] * arguments.repeats:
             of_run, found[name] = timed(name, problem, arguments.sample_tokens)
             seconds[name].append(of_run)
             refuse_difference(name, found["ours"], found[name])
-        medians = {name: median(of_way) for name, of_way in seconds.items()}
-        num_pairs = int(problem.lengths.num_far_tokens_T.sum())
-        rows += [
-            {
+        for name, of_way in seconds.items():
+            numbers = {
                 "way": name,
                 "long_context_length": length,
-                "chunk_seconds": of_way,
-                "milliseconds_per_pair": 1000 * of_way / num_pairs,
-                "times_as_fast_as_loop": medians["all-targets loop"] / of_way,
+                "chunk_seconds": median(of_way),
+                "milliseconds_per_pair": 1000 * median(of_way) / problem.lengths.num_far_tokens_T.sum(),
+                "times_as_fast_as_loop": median(seconds["all-targets loop"]) / median(of_way),
             }
-            for name, of_way in medians.items()
-        ]
+            rows.append(numbers)
     print(pd.DataFrame(rows).to_string(index=False, float_format="{:.4g}".format))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    numbers = {"settings": vars(arguments), "rows": rows}
-    arguments.out.write_text(json.dumps(numbers, indent=1, default=str) + "\n")
+    made = {"settings": vars(arguments), "rows": rows}
+    arguments.out.write_text(json.dumps(made, indent=1, default=str) + "\n")
 
 
 STAGE = Stage(__doc__, add_flags, main)
