@@ -66,18 +66,15 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator["sync_api.Brow
 def opened(browser: "sync_api.BrowserContext", path: Path) -> Iterator["sync_api.Page"]:
     """A page, opened from disk; whatever it complains of, or asks for, fails the test."""
     page = browser.new_page()
-    url = path.as_uri()
-    wrong: list[str] = []
-    page.on("console", lambda message: wrong.append(message.text))
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("dialog", lambda dialog: wrong.append(dialog.message))
-    page.on(
-        "request", lambda asked: None if asked.url.startswith((url, "blob:")) else wrong.append(asked.url)
-    )
-    page.goto(url)
+    wrong: list[object] = []
+    asked: list[str] = []
+    for event in ("console", "pageerror", "dialog"):
+        page.on(event, wrong.append)
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(path.as_uri())
     yield page
     assert page.evaluate("window.executed") is None
-    assert wrong == []
+    assert not wrong and all(url.startswith((path.as_uri(), "blob:")) for url in asked), [*wrong, *asked]
     page.close()
 
 
@@ -133,12 +130,9 @@ def test_a_click_shows_the_tokens_that_the_parquet_says(
     page.get_by_role("radio", name="own" if distant_context == "own" else "null: another document's").check()
     page.get_by_role("slider").press("End")
     pieces = load_tokenizer(explorable / "data" / "tokenizer.json").read(TEXTS[0] * 12).pieces
-    found = (
-        Results(explorable / "results")
-        .frame("influential_tokens")
-        .set_index(["model", "document_id", "rule", "distant_context", "target_position"])
-    )
-    chosen = found.loc[MODELS[0], document_id, rule, distant_context]
+    found = Results(explorable / "results").frame("influential_tokens")
+    keys = ["model", "document_id", "rule", "distant_context", "target_position"]
+    chosen = found.set_index(keys).loc[MODELS[0], document_id, rule, distant_context]
     for target in page.locator("#text .target").all()[::2]:
         target.click()
         position = int(page.locator("#target-heading").inner_text().rpartition("position ")[2])
@@ -149,17 +143,16 @@ def test_a_click_shows_the_tokens_that_the_parquet_says(
         is_ranked = rows["influence"].fillna(0).is_monotonic_decreasing
         assert ("does not rank by the last column" in page.locator("caption").inner_text()) != is_ranked
         lit = page.locator("#text .lit").evaluate_all(
-            "found => found.map(token => [+token.dataset.rank, token.textContent])"
+            "found => Object.fromEntries(found.map(token => [token.dataset.rank, token.textContent]))"
         )
-        expected = [pieces[place].strip(" ") or pieces[place] for place in rows["context_position"]]
-        assert sorted(lit) == [[rank, piece] for rank, piece in zip(rows["rank"], expected, strict=True)]
+        places = rows.set_index("rank")["context_position"].items()
+        assert lit == {str(rank): pieces[place].strip(" ") or pieces[place] for rank, place in places}
 
 
 def test_hostile_text_is_shown_as_text(page: "sync_api.Page") -> None:
     for text in HOSTILE:
         open_document(page, text[:9].lower())
-        shown = "".join(page.locator("#text .chunk").all_text_contents())
-        assert shown.startswith(text)
+        assert "".join(page.locator("#text .chunk").all_text_contents()).startswith(text)
         # the elements are ours alone: nothing in the text became one
         assert page.locator("#text .chunk").first.evaluate(
             "chunk => [...chunk.querySelectorAll('*')].every(e => e.matches('span.token'))"
@@ -208,9 +201,8 @@ def test_a_card_shows_what_was_measured(shown: Shown) -> None:
         for target in found.record["targets"]:
             page.locator(f'.target[data-position="{target["position"]}"]').click()
             chosen = page.locator("#text .chosen")
-            title = f"effect of distant text {target['total_effect']:.2f} nats (KL)"
-            assert chosen.get_attribute("title") == title
-            assert chosen.inner_text().strip() == target["token"].strip()
+            said = f"effect of distant text {target['total_effect']:.2f} nats (KL)", target["token"].strip()
+            assert (chosen.get_attribute("title"), chosen.inner_text().strip()) == said
             names = ("probability", "probability_without", "probability_with_sources")
             assert said_on_card(page) == [explained._percent(target[name]) for name in names]
             labels = page.locator("#card .tag").all_inner_texts()
@@ -226,8 +218,7 @@ def test_a_card_shows_what_was_measured(shown: Shown) -> None:
         read = "".join(page.locator("#text .token").all_text_contents())
         assert unread and unread + read == found.text.text
         page.keyboard.press("ArrowLeft")
-        before_last = found.targets[-2]["position"]
-        assert chosen.get_attribute("data-position") == str(before_last)
+        assert chosen.get_attribute("data-position") == str(found.targets[-2]["position"])
 
 
 def test_what_is_not_explained_comes_with_its_command(
@@ -246,10 +237,10 @@ def test_what_is_not_explained_comes_with_its_command(
             position = found.facts["wanted"][3]
             page.locator(f'.token[data-position="{position}"]').click()
             assert "Not explained" in page.locator("#card").inner_text()
-            command = page.locator("#card code").inner_text()
-            assert command.startswith(f"{COMMAND} --position {position} ")
             page.locator("#card .copy").click()
-            assert page.evaluate("String(getSelection())").strip() == command
+            copied = page.evaluate("String(getSelection())").strip()
+            assert copied.startswith(f"{COMMAND} --position {position} ")
+            assert copied == page.locator("#card code").inner_text()
     assert number == 1
 
 
@@ -260,7 +251,7 @@ def test_on_a_phone_the_card_is_under_the_line(shown: Shown) -> None:
         page.reload()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert page.locator("#card").count() == 0
-        token = page.locator(f'.target[data-position="{found.targets[-1]["position"]}"]')
+        token = page.locator(".target").last
         token.click()
         # The card is right under the token's line; tokens before it end above it, all others begin below.
         assert token.evaluate(
@@ -276,15 +267,13 @@ def test_on_a_phone_the_card_is_under_the_line(shown: Shown) -> None:
             }"""
         )
         page.locator("#card ol .source").first.click()
-        back = page.locator("#back")
-        assert back.is_visible()
         page.evaluate("scrollTo(0, 0)")
-        back.click()
+        page.locator("#back").click()
         page.wait_for_function(
             "() => { const box = document.querySelector('.chosen').getBoundingClientRect();"
             " return box.top >= 0 && box.bottom <= innerHeight; }"
         )
-        assert not back.is_visible()
+        assert not page.locator("#back").is_visible()
         page.locator("#card .close").click()
         assert page.locator("#card").count() == 0
 
@@ -294,8 +283,8 @@ def test_a_chat_and_its_whole_answer(shown: Shown) -> None:
         (target,) = found.record["targets"]
         roles = page.locator("#text .label").all_text_contents()
         assert [*filter(None, roles)] == ["user", "assistant"]
-        text = page.locator("#text").text_content()
-        assert text is not None and "<|" not in text and CHAT[0]["content"] in text
+        text = page.locator("#text").inner_text()
+        assert "<|" not in text and CHAT[0]["content"] in text
         assert page.locator("#text .target").count() == target["end"] - target["position"]
         page.locator("#text .target").nth(2).click()
         assert said_on_card(page)[0] == explained._percent(target["probability"])
