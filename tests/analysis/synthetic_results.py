@@ -104,8 +104,10 @@ def _targets(model: str, generator: np.random.Generator) -> pd.DataFrame:
 
 def _sparse_context_losses(rows: pd.DataFrame, model: str, generator: np.random.Generator) -> pd.DataFrame:
     """And what is not the model's own, absurd: another evaluator's losses, and controls at further k."""
-    choices = product(SELECTION_BONUS, (OWN, OTHER_DOCUMENT), [*KS, *FURTHER_KS])
-    table = pd.DataFrame(choices, columns=["rule", "distant_context", "k"])
+    table = pd.DataFrame(
+        product(SELECTION_BONUS, (OWN, OTHER_DOCUMENT), [*KS, *FURTHER_KS]),
+        columns=["rule", "distant_context", "k"],
+    )
     table = table[(table["k"] <= KS[-1]) | (table["rule"] != "leave_one_out")].merge(rows, how="cross")
     strength = table["rule"].map(RULE_STRENGTH).where(table["distant_context"] == OWN, 0)
     per_doubling = table["rule"].map(SELECTION_BONUS) + strength * table["gain"] / np.log2(KS[-1] + 1)
@@ -132,5 +134,6 @@ def _length_losses(rows: pd.DataFrame, model: str, generator: np.random.Generato
     table = keys.merge(pd.DataFrame({"context_length": [16, 32, 64, 128, 256]}), how="cross")
     doublings_beyond = np.log2(table["context_length"] / TRAIN_CONTEXT_LENGTHS[model]).clip(lower=0)
     losses = 4 + 2 / np.sqrt(table["context_length"]) + 0.2 * doublings_beyond
-    noise = generator.normal(0, 0.02, len(table))
-    return table.assign(num_targets=TARGETS_PER_DOCUMENT, mean_loss=losses + noise)
+    return table.assign(
+        num_targets=TARGETS_PER_DOCUMENT, mean_loss=losses + generator.normal(0, 0.02, len(table))
+    )

@@ -72,7 +72,6 @@ def embedded(folder: Path, *flags: str) -> dict[str, Any]:
 def test_records_are_the_parquet_row_by_row(explorable: Path) -> None:
     record = embedded(explorable)
     assert (record["search_swaps"], record["recovery_fraction"]) == (None, 0.9)
-    documents = record["documents"]
     pieces = load_tokenizer(explorable / "data" / "tokenizer.json").pieces
     losses, tokens, sparse, k_star = (
         Results(explorable / "results")
@@ -86,7 +85,7 @@ def test_records_are_the_parquet_row_by_row(explorable: Path) -> None:
             ("dependency_sparsity", ["rule", "criterion"]),
         )
     )
-    chunks = [(document["id"], chunk) for document in documents for chunk in document["chunks"]]
+    chunks = [(document["id"], chunk) for document in record["documents"] for chunk in document["chunks"]]
     num_compared = 0
     for (document_id, chunk), model in product(chunks, [*MODELS, LOSSES_ONLY]):
         assert chunk["targets"] == list(range(LONG - TARGETS, LONG))

@@ -106,8 +106,9 @@ def test_any_results_show_their_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for long, short in ((JUDGES, SHORT), (LONG, [])):
         with pytest.raises(InputError, match="the gap needs a model"):
             generalization_gap.compared_models(results, long, short)
-    documents = [SimpleNamespace(document_id=str(text), url=None) for text in range(30)]
-    data = SimpleNamespace(evaluation_documents=lambda: documents)
+    data = SimpleNamespace(
+        evaluation_documents=lambda: [SimpleNamespace(document_id=str(text), url=None) for text in range(30)]
+    )
     monkeypatch.setattr(generalization_gap, "data_of", lambda *_: data)
     monkeypatch.setattr(generalization_gap, "training_token_counts", lambda _: np.arange(9))
     of_data, _, _ = generalization_gap.gap_targets(results, tmp_path, longs, SHORT)

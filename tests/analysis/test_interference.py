@@ -78,15 +78,17 @@ def test_planted_slopes_are_found(planted: float, words: list[str]) -> None:
     ],
 )
 def test_the_rule(ratio: Ends, nats: Ends, share: Ends, lowest: Ends, control: Ends, verdict: str) -> None:
-    rows = [
-        ("as planned", "ratio", *ratio),
-        ("as planned", "nats", *nats, ratio[2]),
-        ("as planned", "share", *share, ratio[2]),
-        ("lowest eighth left out", "ratio", *lowest, 0.001),
-        ("highest eighth left out", "ratio", 0.05, 0.3, 0.001),
-        ("negative control", "ratio", *control, 0.001),
-    ]
-    table = pd.DataFrame(rows, columns=["variant", "kind", "slope_low", "slope_high", "holm_p_value"])
+    table = pd.DataFrame(
+        [
+            ("as planned", "ratio", *ratio),
+            ("as planned", "nats", *nats, ratio[2]),
+            ("as planned", "share", *share, ratio[2]),
+            ("lowest eighth left out", "ratio", *lowest, 0.001),
+            ("highest eighth left out", "ratio", 0.05, 0.3, 0.001),
+            ("negative control", "ratio", *control, 0.001),
+        ],
+        columns=["variant", "kind", "slope_low", "slope_high", "holm_p_value"],
+    )
     assert interference.verdict(table.eval("slope = (slope_low + slope_high) / 2")) == verdict
 
 
@@ -338,8 +340,7 @@ def test_moved_targets_hold_what_was_measured_of_them(measured: Path) -> None:
     np.testing.assert_allclose(targets[distance.HALVES], of_halves_T2, atol=1e-5)
     # By hand: 1 - KL(full || gap) / KL(full || near).
     shares = distance.with_shares(targets)
-    by_hand = 1 - first["KL plain 40"] / first["KL plain near"]
-    assert shares["kept plain 40"].iloc[0] == pytest.approx(by_hand)
+    assert shares["kept plain 40"].iloc[0] == pytest.approx(1 - first["KL plain 40"] / first["KL plain near"])
     assert shares["kept yarn:2 0"].tolist() == pytest.approx([1] * len(shares), abs=1e-4)
     of_loss = distance.with_shares(targets, "swapped", "loss")["kept plain 40"].iloc[0]
     near, at_gap, at_0 = (first[f"loss plain {place}"] for place in ("swapped", "40", "0"))

@@ -68,8 +68,7 @@ def test_models_are_told_apart(trained: Path, results: Path, tmp_path: Path) -> 
     assert models_by_training(tmp_path) == (SHORT_MODELS, [])  # those that chose tokens first
     with pytest.raises(InputError, match="unknown model 'nobody'"):
         models_by_training(trained, ["nobody"])
-    looks = {name: label[:2] for name, label in model_labels(trained, "loss_differences").items()}
-    assert looks == {
+    assert {name: label[:2] for name, label in model_labels(trained, "loss_differences").items()} == {
         "short-contiguous": ("trained at 32, seed 0", TRAINED_CONTIGUOUS),
         "short-pose": ("trained at 32, PoSE, seed 0", TRAINED_POSE),
         "long-seed0": ("trained at 256, seed 0", TRAINED_LONG),

@@ -105,13 +105,15 @@ def test_found_is_recall_at_the_number_of_true_dependencies() -> None:
 
 def seeds(function: str, by_k: list[list[float]]) -> pd.DataFrame:
     """Accuracy at 180 tokens, a row per seed and k from 1, of seeds that learned the function; 1 at 18."""
-    rows = [
-        (f"sparse_{function}", seed, size, k, 1.0 if size == 18 else accuracy, True)
-        for seed, accuracies in enumerate(by_k)
-        for k, accuracy in enumerate(accuracies, start=1)
-        for size in (18, 180)
-    ]
-    return pd.DataFrame(rows, columns=["task", "seed", "size", "sparsity", "exact_match", "is_learnt"])
+    return pd.DataFrame(
+        [
+            (f"sparse_{function}", seed, size, k, 1.0 if size == 18 else accuracy, True)
+            for seed, accuracies in enumerate(by_k)
+            for k, accuracy in enumerate(accuracies, start=1)
+            for size in (18, 180)
+        ],
+        columns=["task", "seed", "size", "sparsity", "exact_match", "is_learnt"],
+    )
 
 
 def test_seeds_of_two_functions_are_no_pairs() -> None:
@@ -160,24 +162,28 @@ def test_parity_falls_with_k_by_the_rule(num_seeds: int, few: float, many: float
 
 
 def test_answers_of_or_are_counted_beyond_one_bit_at_the_longest_size() -> None:
-    columns = ["seed", "size", "sparsity", "decisive_tokens", "answer"]
-    rows = [
-        (4, 180, 2, "* 1 * 1", "1"),  # parity is 0
-        (4, 180, 2, "* 0 * 0", "0"),
-        (4, 180, 3, "* 1 * 1 * 0", "0"),
-        (4, 180, 1, "* 1", "0"),
-        (4, 18, 2, "* 1 * 1", "0"),
-        (5, 180, 2, "* 0 * 1", "1"),
-    ]
-    examples = pd.DataFrame(rows, columns=columns)
+
+    examples = pd.DataFrame(
+        [
+            (4, 180, 2, "* 1 * 1", "1"),  # parity is 0
+            (4, 180, 2, "* 0 * 0", "0"),
+            (4, 180, 3, "* 1 * 1 * 0", "0"),
+            (4, 180, 1, "* 1", "0"),
+            (4, 18, 2, "* 1 * 1", "0"),
+            (5, 180, 2, "* 0 * 1", "1"),
+        ],
+        columns=["seed", "size", "sparsity", "decisive_tokens", "answer"],
+    )
     assert marked_bits.agreement_with_or(examples).to_dict() == {4: pytest.approx(2 / 3), 5: 1}
     assert marked_bits.or_as_parity(examples).to_dict() == {1: 1, 2: pytest.approx(2 / 3), 3: 0}
 
 
 def test_newcombe_of_a_difference_by_hand() -> None:
     """His example: 56 of 70 minus 48 of 80 is 0.2, [0.0524, 0.3339], by Wilson's ends of both."""
-    columns = ["size", "sparsity", "exact_match", "exact_match_low", "exact_match_high"]
-    rows = pd.DataFrame([(9, 16, 0.8, 0.6916, 0.8768), (9, 4, 0.6, 0.4905, 0.7003)], columns=columns)
+    rows = pd.DataFrame(
+        [(9, 16, 0.8, 0.6916, 0.8768), (9, 4, 0.6, 0.4905, 0.7003)],
+        columns=["size", "sparsity", "exact_match", "exact_match_low", "exact_match_high"],
+    )
     difference = synthetic_tasks.beyond(rows, 16, 4)
     assert [difference.estimate, difference.low, difference.high] == pytest.approx(
         [0.2, 0.0524, 0.3339], abs=1e-3
@@ -306,13 +312,21 @@ def test_a_claim_about_alibi_holds_over_texts_and_over_seeds(
     rise: float, of_seed: float, of_text: float, word: str
 ) -> None:
     signs = (-1, 1, -1, 1)
-    rows = [
-        (f"{scheme}-seed{seed}", text, 3.0, 3.0 + rise + of_seed * signs[seed] + of_text * signs[text], gain)
-        for scheme, gain in (("alibi", 0.1), ("long", 0.4))
-        for seed in range(4)
-        for text in range(4)
-    ]
-    losses = pd.DataFrame(rows, columns=["model", "document_id", "loss_1", "loss_4", "specific"])
+    losses = pd.DataFrame(
+        [
+            (
+                f"{scheme}-seed{seed}",
+                text,
+                3.0,
+                3.0 + rise + of_seed * signs[seed] + of_text * signs[text],
+                gain,
+            )
+            for scheme, gain in (("alibi", 0.1), ("long", 0.4))
+            for seed in range(4)
+            for text in range(4)
+        ],
+        columns=["model", "document_id", "loss_1", "loss_4", "specific"],
+    )
     texts = olmo_schemes.of_texts(losses.assign(swapped_loss=losses["loss_4"] + losses["specific"]))
     rises = olmo_schemes.rises(texts, "alibi")
     assert [interval.estimate for interval in rises] == pytest.approx([rise, rise])

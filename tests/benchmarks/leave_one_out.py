@@ -209,14 +209,15 @@ def main(arguments: argparse.Namespace) -> None:
             seconds[name].append(of_run)
             refuse_difference(name, found["ours"], found[name])
         for name, of_way in seconds.items():
-            numbers = {
-                "way": name,
-                "long_context_length": length,
-                "chunk_seconds": median(of_way),
-                "milliseconds_per_pair": 1000 * median(of_way) / problem.lengths.num_far_tokens_T.sum(),
-                "times_as_fast_as_loop": median(seconds["all-targets loop"]) / median(of_way),
-            }
-            rows.append(numbers)
+            rows.append(
+                {
+                    "way": name,
+                    "long_context_length": length,
+                    "chunk_seconds": median(of_way),
+                    "milliseconds_per_pair": 1000 * median(of_way) / problem.lengths.num_far_tokens_T.sum(),
+                    "times_as_fast_as_loop": median(seconds["all-targets loop"]) / median(of_way),
+                }
+            )
     print(pd.DataFrame(rows).to_string(index=False, float_format="{:.4g}".format))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     made = {"settings": vars(arguments), "rows": rows}

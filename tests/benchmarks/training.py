@@ -144,8 +144,7 @@ def compare(case: Case, arguments: argparse.Namespace, folder: Path) -> str:
 
 def main(arguments: argparse.Namespace) -> None:
     if arguments.quick:
-        quick = {"configs": ["20m"], "contexts": [64], "tokens_per_step": 1024, "steps": 3}
-        vars(arguments).update(quick)
+        vars(arguments).update({"configs": ["20m"], "contexts": [64], "tokens_per_step": 1024, "steps": 3})
     keep_freed_memory()  # of the process, so of the plain loop too
     print(f"{arguments.tokens_per_step:,} tokens per step; median of {arguments.steps} steps")
     print("config context     dtype  ours tok/s plain tok/s  ratio")
