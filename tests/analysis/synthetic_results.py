@@ -38,7 +38,7 @@ ABSURD_LOSS = 50.0
 
 
 def write_results(
-    results: Path, models: Sequence[str] = (*SHORT_MODELS, *LONG_MODELS), *, tells_training: bool = False
+    results: Path, models: Sequence[str] = (*SHORT_MODELS, *LONG_MODELS), *, tells_training: bool = True
 ) -> Path:
     """Write all stages' artefacts in two shards; short-pose has no influential tokens.
 

@@ -45,9 +45,8 @@ def test_own_losses_are_all_that_the_model_measured_at_the_requested_k(results: 
     # 3 models with selections, 3 rules, own and null.
     assert len(rows) == NUM_TARGETS * 3 * 3 * 2 * len(KS)
     assert set(read_sparse_losses(results, every_evaluator=True)["evaluator"]) > {EVALUATOR}
-    every_k = read_sparse_losses(results, every_k=True).groupby("rule")["k"].unique()
-    assert sorted(every_k["leave_one_out"]) == KS
-    assert sorted(every_k["recency"]) == KS + FURTHER_KS
+    every_k = read_sparse_losses(results, every_k=True).groupby("rule")["k"].unique().map(sorted)
+    assert every_k.to_dict() == dict.fromkeys(["random", "recency"], KS + FURTHER_KS) | {"leave_one_out": KS}
     some = read_sparse_losses(results, ["rule"], {"model": ["long-seed0"], "rule": ["recency"]})
     assert {*some} == {"model", "rule", "evaluator", "k"} and len(some) == NUM_TARGETS * 2 * len(KS)
 
@@ -60,15 +59,16 @@ def test_sparsity_is_of_one_criterion(results: Path) -> None:
     assert {*TARGET} < {*read_sparsity(results, columns=TARGET)}
 
 
-def test_models_are_told_apart(trained: Path, results: Path, tmp_path: Path) -> None:
-    assert models_by_training(trained) == (LONG_MODELS, SHORT_MODELS)
-    assert models_by_training(trained, ["long-seed1", "nobody"]) == (["long-seed1"], [])
-    assert models_by_training(results) == (LONG_MODELS + SHORT_MODELS, [])  # which do not say
-    write_results(tmp_path, SHORT_MODELS[::-1], tells_training=True)
-    assert models_by_training(tmp_path) == (SHORT_MODELS, [])  # those that chose tokens first
+def test_models_are_told_apart(results: Path, tmp_path: Path) -> None:
+    assert models_by_training(results) == (LONG_MODELS, SHORT_MODELS)
+    assert models_by_training(results, ["long-seed1", "nobody"]) == (["long-seed1"], [])
+    untold = write_results(tmp_path / "untold", ["short-pose", "long-seed0"], tells_training=False)
+    assert models_by_training(untold) == (["long-seed0", "short-pose"], [])
+    short = write_results(tmp_path / "short", SHORT_MODELS[::-1])
+    assert models_by_training(short) == (SHORT_MODELS, [])  # those that chose tokens first
     with pytest.raises(InputError, match="unknown model 'nobody'"):
-        models_by_training(trained, ["nobody"])
-    assert {name: label[:2] for name, label in model_labels(trained, "loss_differences").items()} == {
+        models_by_training(results, ["nobody"])
+    assert {name: label[:2] for name, label in model_labels(results, "loss_differences").items()} == {
         "short-contiguous": ("trained at 32, seed 0", TRAINED_CONTIGUOUS),
         "short-pose": ("trained at 32, PoSE, seed 0", TRAINED_POSE),
         "long-seed0": ("trained at 256, seed 0", TRAINED_LONG),
@@ -84,19 +84,14 @@ def test_a_wrong_folder_is_refused_whatever_rows_are_asked_for(
         Results(tmp_path).frame("dependency_sparsity", only=only)
 
 
-@pytest.fixture(scope="module")
-def exported(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("export") / "model=x" / "results"  # no column
-    STAGE(["--results", str(results), "--out", str(out)])
-    return out
-
-
-def test_every_artefact_reads_as_from_its_parts(results: Path, exported: Path) -> None:
+def test_every_artefact_reads_as_from_its_parts(results: Path, tmp_path: Path) -> None:
+    exported = tmp_path / "model=x" / "results"  # no column
+    STAGE(["--results", str(results), "--out", str(exported)])
     parts = Results(results)
     whole = Results(exported)
     assert whole.tables == parts.tables != []
-    files = ["exported.json", *(f"{artefact}.parquet" for artefact in parts.tables)]
-    assert {path.name for path in exported.iterdir()} == {*files}
+    files = {"exported.json", *(f"{artefact}.parquet" for artefact in parts.tables)}
+    assert {path.name for path in exported.iterdir()} == files
     for artefact in parts.tables:
         rows = parts.frame(artefact)
         pd.testing.assert_frame_equal(whole.frame(artefact), rows, check_exact=True)
@@ -112,9 +107,8 @@ def test_every_artefact_reads_as_from_its_parts(results: Path, exported: Path) -
 
 
 def test_an_export_that_was_changed_is_refused(tmp_path: Path) -> None:
-    results = write_length_losses(tmp_path / "results", "a", [1.0, 2.0])
     out = tmp_path / "out"
-    export(results, out)
+    export(write_length_losses(tmp_path / "results", "a", [1.0, 2.0]), out)
     with pytest.raises(InputError, match=r"out is an export of results \(exported.json\); choose another"):
         write_length_losses(out, "b", [3.0])
     for name, damage, sentence in (

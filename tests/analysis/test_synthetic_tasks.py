@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import astuple
+from io import StringIO
 from itertools import combinations
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy.stats import t
+from scipy.stats import ttest_ind
 
 from sparsity_length.figures import marked_bits, olmo_schemes, schemes, synthetic_tasks
 from sparsity_length.figures.theory import (
@@ -38,6 +40,20 @@ def rows(seed: int, sparsity: int, exact_match: list[float], *, is_learnt: bool 
     )
 
 
+MEANS = """
+sparsity size exact_match exact_match_low exact_match_high num_seeds is_learnt
+1        10   1.0         1.0             1.0              2         True
+1        20   0.95        0.9             1.0              2         True
+1        40   0.9         0.8             1.0              2         True
+2        10   1.0         1.0             1.0              2         False
+2        20   0.7         0.6             0.8              2         False
+2        40   0.95        0.9             1.0              2         False
+3        10   0.5         0.5             0.5              1         True
+3        20   0.5         0.5             0.5              1         True
+3        40   0.5         0.5             0.5              1         True
+"""
+
+
 def test_means_and_ranges_over_seeds() -> None:
     accuracy = [
         rows(0, 1, [1.0, 1.0, 0.8]),
@@ -46,28 +62,9 @@ def test_means_and_ranges_over_seeds() -> None:
         rows(1, 2, [1.0, 0.8, 0.9]),
         rows(0, 3, [0.5, 0.5, 0.5]),
     ]
-    columns = [
-        "sparsity",
-        "size",
-        "exact_match",
-        "exact_match_low",
-        "exact_match_high",
-        "num_seeds",
-        "is_learnt",
-    ]
-    expected = [
-        [1, 10, 1.0, 1.0, 1.0, 2, True],
-        [1, 20, 0.95, 0.9, 1.0, 2, True],
-        [1, 40, 0.9, 0.8, 1.0, 2, True],
-        [2, 10, 1.0, 1.0, 1.0, 2, False],
-        [2, 20, 0.7, 0.6, 0.8, 2, False],
-        [2, 40, 0.95, 0.9, 1.0, 2, False],
-        [3, 10, 0.5, 0.5, 0.5, 1, True],
-        [3, 20, 0.5, 0.5, 0.5, 1, True],
-        [3, 40, 0.5, 0.5, 0.5, 1, True],
-    ]
     cells = synthetic_tasks.over_seeds(pd.concat(accuracy))
-    pd.testing.assert_frame_equal(cells[columns], pd.DataFrame(expected, columns=columns), check_dtype=False)
+    expected = pd.read_csv(StringIO(MEANS), sep=r"\s+")
+    pd.testing.assert_frame_equal(cells[[*expected]], expected, check_dtype=False)
 
 
 def selection(model: str, example: int, is_dependency: list[bool]) -> pd.DataFrame:
@@ -117,13 +114,11 @@ def seeds(function: str, by_k: list[list[float]]) -> pd.DataFrame:
 
 
 def test_seeds_of_two_functions_are_no_pairs() -> None:
-    """Welch by hand: means 0.9 and 0.5, variances 0.02 and 0.01, of two and three seeds."""
+    """The interval is that of Welch's test, by scipy."""
     accuracy = pd.concat([seeds("or", [[1.0], [0.8]]), seeds("parity", [[0.4], [0.5], [0.6]])])
+    welch = ttest_ind([1.0, 0.8], [0.4, 0.5, 0.6], equal_var=False).confidence_interval()
     lead = marked_bits.or_minus_parity(accuracy, [1])
-    error = (0.02 / 2 + 0.01 / 3) ** 0.5
-    freedom = error**4 / ((0.02 / 2) ** 2 / 1 + (0.01 / 3) ** 2 / 2)
-    assert lead.estimate == pytest.approx(0.4)
-    assert (lead.high - lead.low) / 2 == pytest.approx(error * t.ppf(0.975, freedom))
+    assert astuple(lead) == pytest.approx((0.4, *welch))
 
 
 @pytest.mark.parametrize(
@@ -161,19 +156,20 @@ def test_parity_falls_with_k_by_the_rule(num_seeds: int, few: float, many: float
     assert marked_bits.fall_verdict(accuracy) == word
 
 
-def test_answers_of_or_are_counted_beyond_one_bit_at_the_longest_size() -> None:
+ANSWERS = """
+4,180,2,* 1 * 1,1
+4,180,2,* 0 * 0,0
+4,180,3,* 1 * 1 * 0,0
+4,180,1,* 1,0
+4,18,2,* 1 * 1,0
+5,180,2,* 0 * 1,1
+"""
+"""Seed, size, sparsity, bits, and an answer; the parity of the first is 0."""
 
-    examples = pd.DataFrame(
-        [
-            (4, 180, 2, "* 1 * 1", "1"),  # parity is 0
-            (4, 180, 2, "* 0 * 0", "0"),
-            (4, 180, 3, "* 1 * 1 * 0", "0"),
-            (4, 180, 1, "* 1", "0"),
-            (4, 18, 2, "* 1 * 1", "0"),
-            (5, 180, 2, "* 0 * 1", "1"),
-        ],
-        columns=["seed", "size", "sparsity", "decisive_tokens", "answer"],
-    )
+
+def test_answers_of_or_are_counted_beyond_one_bit_at_the_longest_size() -> None:
+    columns = ["seed", "size", "sparsity", "decisive_tokens", "answer"]
+    examples = pd.read_csv(StringIO(ANSWERS), names=columns, dtype={"answer": str})
     assert marked_bits.agreement_with_or(examples).to_dict() == {4: pytest.approx(2 / 3), 5: 1}
     assert marked_bits.or_as_parity(examples).to_dict() == {1: 1, 2: pytest.approx(2 / 3), 3: 0}
 
@@ -184,10 +180,7 @@ def test_newcombe_of_a_difference_by_hand() -> None:
         [(9, 16, 0.8, 0.6916, 0.8768), (9, 4, 0.6, 0.4905, 0.7003)],
         columns=["size", "sparsity", "exact_match", "exact_match_low", "exact_match_high"],
     )
-    difference = synthetic_tasks.beyond(rows, 16, 4)
-    assert [difference.estimate, difference.low, difference.high] == pytest.approx(
-        [0.2, 0.0524, 0.3339], abs=1e-3
-    )
+    assert astuple(synthetic_tasks.beyond(rows, 16, 4)) == pytest.approx((0.2, 0.0524, 0.3339), abs=1e-3)
 
 
 def scheme_cells(by_cell: dict[tuple[str, str], float], num_learned: int = 4) -> pd.DataFrame:
@@ -248,18 +241,17 @@ def brute_force(
     """Definition 3.3 term by term: every k-subset, its key and its value looked up one by one."""
     k = attention.sparsity
     reach = attention.key_reach
-    keys = attention.log_keys.detach().reshape((2 * reach - 1,) * (k - 1) + (NUM_TOKENS,) * k)
-    values = attention.raw_values.tanh().detach().reshape((NUM_TOKENS,) * k)
+    keys = attention.log_keys.detach().reshape([2 * reach - 1] * (k - 1) + [NUM_TOKENS] * k)
+    values = attention.raw_values.tanh().detach().reshape([NUM_TOKENS] * k)
     numerator = denominator = 0.0
     for subset in combinations(range(len(token_ids)), k):
         ids = [position_ids[place] for place in subset]
         tokens = [token_ids[place] for place in subset]
-        if max(ids) - min(ids) >= reach:
-            continue  # the key is 0
-        relation = [later - ids[0] + reach - 1 for later in ids[1:]]
-        key = math.exp(keys[(*relation, *tokens)].item())
-        numerator += key * values[tuple(tokens)].item()
-        denominator += key
+        if max(ids) - min(ids) < reach:  # else the key is 0
+            relation = [later - ids[0] + reach - 1 for later in ids[1:]]
+            key = math.exp(keys[(*relation, *tokens)])
+            numerator += key * values[tuple(tokens)].item()
+            denominator += key
     return numerator / denominator
 
 
