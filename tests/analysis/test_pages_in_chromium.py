@@ -66,10 +66,10 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator["sync_api.Brow
 def opened(browser: "sync_api.BrowserContext", path: Path) -> Iterator["sync_api.Page"]:
     """A page, opened from disk; whatever it complains of, or asks for, fails the test."""
     page = browser.new_page()
-    wrong: list[object] = []
+    wrong: list[str] = []
     asked: list[str] = []
     for event in ("console", "pageerror", "dialog"):
-        page.on(event, wrong.append)
+        page.on(event, lambda found: wrong.append(str(found)))
     page.on("request", lambda request: asked.append(request.url))
     page.goto(path.as_uri())
     yield page

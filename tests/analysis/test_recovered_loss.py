@@ -1,6 +1,7 @@
 """What k tokens recover and are worth, losses by length: by hand, and as drawn."""
 
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -212,17 +213,20 @@ def test_the_null_baseline_is_subtracted_where_there_is_one() -> None:
     assert targets["lead"].sum() / targets["gain"].sum() == pytest.approx(0.6)
 
 
+# Several chunks of a document are not several documents.
+LENGTHS = """
+model document_id chunk_index context_length num_targets mean_loss
+m     a           0           16             1           4.0
+m     b           0           16             1           3.0
+m     b           1           16             2           1.5
+m     a           0           32             1           3.0
+m     b           0           32             1           1.0
+m     b           1           32             2           2.5
+"""
+
+
 def test_length_losses_weigh_documents_by_their_targets() -> None:
-    losses = pd.DataFrame(
-        {
-            "model": "m",
-            "document_id": ["a", "b", "b", "a", "b", "b"],
-            "chunk_index": [0, 0, 1, 0, 0, 1],  # several chunks of a document are not several documents
-            "context_length": [16, 16, 16, 32, 32, 32],
-            "num_targets": [1, 1, 2, 1, 1, 2],
-            "mean_loss": [4.0, 3.0, 1.5, 3.0, 1.0, 2.5],
-        }
-    )
+    losses = pd.read_csv(StringIO(LENGTHS), sep=r"\s+")
     table = losses_by_context_length(losses).set_index("context_length")
     assert table["loss"].to_dict() == {16: 2.5, 32: 2.25}
     assert (table["num_targets"].to_list(), table["num_documents"].to_list()) == ([4, 4], [2, 2])
