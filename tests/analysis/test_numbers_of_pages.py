@@ -1,5 +1,6 @@
 """Every marked number of the pages is that of the kept results; so are the variants of headlines."""
 
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pandas as pd
 import pytest
 
 from sparsity_length.figures import distance, interference, pages
+from sparsity_length.figures.read import interval_of
 from sparsity_length.figures.recovered_loss import paper_verdict
 from sparsity_length.figures.robustness import of_sums, rows_of, with_holds
 
@@ -19,27 +21,26 @@ def test_every_page_holds_what_the_kept_results_say(page: Path) -> None:
 
 
 def test_rows_tell_that_two_texts_carry_the_effect() -> None:
-    leads = np.tile([0.14, -0.06], 12)  # a mean of 0.04, too noisy to be told from 0
-    leads[:2] = 0.5
-    sums = pd.DataFrame({"lead": leads, "gain": 1.0})
+    # But for two a mean of 0.04, too noisy to be told from 0.
+    sums = pd.DataFrame({"lead": [0.5, 0.5, *[0.14, -0.06] * 11], "gain": 1.0})
     rows = pd.DataFrame(rows_of("lead", "planted", of_sums(sums), {"k": 16, "criterion": "loss"}))
     table = with_holds(rows).set_index("variant")
     published, without = (
         table.loc[name] for name in ("as published", "without the two most influential texts")
     )
     assert published["is_headline"] and published["estimate_low"] > 0
-    assert without["estimate"] == pytest.approx(leads[2:].mean())
+    assert without["estimate"] == pytest.approx(0.04)
     assert without["estimate_low"] < 0 and not without["holds"]
 
 
 def test_a_variant_on_the_other_side_does_not_hold() -> None:
-    ends = {"as published": (0.1, 0.3), "narrower": (0.15, 0.2), "wider": (-0.1, 0.5), "below": (-0.3, -0.1)}
-    rows = [
-        {"headline": "lead", "model": "m", "variant": name, "estimate_low": low, "estimate_high": high}
-        for name, (low, high) in ends.items()
-    ]
-    table = with_holds(pd.DataFrame(rows).assign(k=np.nan, criterion=np.nan))
-    assert table["holds"].tolist() == [True, True, False, False]
+    intervals = {
+        "variant": ["as published", "narrower", "wider", "below"],
+        "estimate_low": [0.1, 0.15, -0.1, -0.3],
+        "estimate_high": [0.3, 0.2, 0.5, -0.1],
+    }
+    rows = pd.DataFrame(intervals).assign(headline="lead", model="m", k=np.nan, criterion=np.nan)
+    assert with_holds(rows)["holds"].tolist() == [True, True, False, False]
 
 
 def test_the_kept_headlines_are_the_numbers_of_the_pages() -> None:
@@ -48,15 +49,14 @@ def test_the_kept_headlines_are_the_numbers_of_the_pages() -> None:
     expected = {}
     for model, rows in list(pages.sparse_losses().items())[:2]:
         _, share, lead = paper_verdict(rows)
-        for headline, found in (("recovered fraction", share), ("lead over recency", lead)):
-            expected[headline, model] = [found.estimate, found.low, found.high]
+        expected["recovered fraction", model] = astuple(share)
+        expected["lead over recency", model] = astuple(lead)
     slopes = interference.slopes(interference.with_outcomes(pages.interference_targets()))
     for headline, name, table in (
         ("slope of interference", "kind", slopes.query("variant == 'as planned'")),
         ("slope of the share kept", "outcome", distance.slopes(*distance.deciding(pages.moved_targets()))),
     ):
         for row in table.to_dict("records"):
-            expected[headline, row[name]] = [row["slope"], row["slope_low"], row["slope_high"]]
+            expected[headline, row[name]] = astuple(interval_of(row, "slope"))
     columns = ["estimate", "estimate_low", "estimate_high"]
-    for key, numbers in expected.items():
-        assert kept.loc[key, columns].tolist() == pytest.approx(numbers), key
+    np.testing.assert_allclose(kept.loc[[*expected], columns], [*expected.values()], rtol=1e-6)

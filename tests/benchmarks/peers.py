@@ -78,9 +78,8 @@ def scores_of_captum(tool: Any, tokenizer: Any, ids: list[int], position: int, *
 def scores_of_inseq(tool: Any, tokenizer: Any, ids: list[int], position: int, **steps: int) -> list[float]:
     """Score each token before the position."""
     prompt, whole = (tokenizer.decode(ids[:end]) for end in (position, position + 1))
-    found = tool.attribute(prompt, whole, show_progress=False, **steps)
-    scores = found.aggregate().sequence_attributions[0].target_attributions
-    return scores[:position, 0].nan_to_num().tolist()
+    found = tool.attribute(prompt, whole, show_progress=False, **steps).aggregate()
+    return found.sequence_attributions[0].target_attributions[:position, 0].nan_to_num().tolist()
 
 
 def scores_of_flashtrace(tool: Any, tokenizer: Any, ids: list[int], position: int) -> list[float]:
@@ -106,7 +105,7 @@ def methods_of(folder: str, model: Any, tokenizer: Any) -> dict[str, Callable[..
 
 @torch.inference_mode()
 def effects(
-    model: Any, own: torch.Tensor, others: Sequence[torch.Tensor], near: int, in_place: Sequence[list[int]]
+    model: Any, own: torch.Tensor, others: torch.Tensor, near: int, in_place: Sequence[list[int]]
 ) -> list[float]:
     """KL(full || swapped) with each of these sources in place: nats, means over swapped contexts."""
     contexts = [own]
@@ -127,12 +126,12 @@ def main(arguments: argparse.Namespace) -> None:
     stock = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     methods = methods_of(folder, stock, tokenizer)
     passages = tokenizer("\n\n".join(first_passages(24 * arguments.length)))["input_ids"]
-    others = torch.tensor(passages[: NUM_SWAPPED * arguments.length]).split(arguments.length)
+    others = torch.tensor(passages[: NUM_SWAPPED * arguments.length]).reshape(NUM_SWAPPED, -1)
+    asked = {"unit": "token", "targets": arguments.targets, "sources": TOP, "budget": 600}
     rows = []
     for text in arguments.text:
         ids = tokenizer(text.read_text())["input_ids"][: arguments.length]
         started = time.process_time()
-        asked = {"unit": "token", "targets": arguments.targets, "sources": TOP, "budget": 600}
         by_position = explain(tokenizer.decode(ids), folder, **asked).frame.groupby("position")
         near = by_position["near_position"].first()
         sources = {"explain": by_position["source_position"].apply(list)}
@@ -152,16 +151,16 @@ def main(arguments: argparse.Namespace) -> None:
                 for p, of in scores.items()
             }
         for p in positions:
-            chosen = {method: of[p] for method, of in sources.items()}
-            own = torch.tensor(ids[:p])
-            total, *remaining = effects(stock, own, [o[:p] for o in others], near[p], [[], *chosen.values()])
-            for (method, found), left in zip(chosen.items(), remaining, strict=True):
-                row = {"text": text.stem, "method": method, "position": p, "sources": found}
+            in_place = [[], *(of[p] for of in sources.values())]
+            total, *remaining = effects(stock, torch.tensor(ids[:p]), others[:, :p], near[p], in_place)
+            for method, left in zip(sources, remaining, strict=True):
+                row = {"text": text.stem, "method": method, "position": p, "sources": sources[method][p]}
                 rows.append(row | {"total_effect": total, "remaining": left, "seconds": seconds[method]})
-    pd.DataFrame(rows).to_parquet(arguments.out, index=False)
-    table = pd.DataFrame(rows).groupby("method", sort=False)
-    sums = table[["remaining", "total_effect"]].sum()
-    summary = table.agg(seconds=("seconds", "mean"), predictions=("seconds", "size"))
+    table = pd.DataFrame(rows)
+    table.to_parquet(arguments.out, index=False)
+    by_method = table.groupby("method", sort=False)
+    sums = by_method[["remaining", "total_effect"]].sum()
+    summary = by_method["seconds"].agg(seconds="mean", predictions="size")
     summary.insert(0, "recovered", 1 - sums["remaining"] / sums["total_effect"])
     sys.stdout.write(f"{summary.round(3).to_string()}\n")
 

@@ -85,8 +85,7 @@ def plain_loop(
         with autocast:
             logits_BSV = model(token_ids_BS).logits
         logits = logits_BSV[:, :-1].float().flatten(0, 1)
-        targets = token_ids_BS[:, 1:].flatten()
-        loss = torch.nn.functional.cross_entropy(logits, targets)
+        loss = torch.nn.functional.cross_entropy(logits, token_ids_BS[:, 1:].flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
         for group in optimizer.param_groups:
