@@ -30,13 +30,19 @@ COLUMNS = [
 ]
 LOSSES = dict.fromkeys(COLUMNS[3:], "float32")
 INFLUENTIAL = pd.read_csv(StringIO(ROWS), sep=r"\s+", names=COLUMNS, dtype=LOSSES)
-BY_LENGTH = pd.DataFrame(
-    {
-        "text": [0, 0, 1, 2] * 2,
-        "context_length": [8] * 4 + [32] * 4,
-        "loss": [4.0, 2.0, 3.0, 3.0, 2.0, 2.0, 3.0, 1.0],
-        "divergence": [1.0, 0.5, 0.5, 0.0] * 2,
-    }
+BY_LENGTH = pd.read_csv(
+    StringIO("""
+text context_length loss divergence
+0    8              4    1
+0    8              2    0.5
+1    8              3    0.5
+2    8              3    0
+0    32             2    1
+0    32             2    0.5
+1    32             3    0.5
+2    32             1    0
+"""),
+    sep=r"\s+",
 )
 
 

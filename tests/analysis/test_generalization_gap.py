@@ -12,7 +12,6 @@ from written_results import write_tables
 
 from sparsity_length.cli import InputError
 from sparsity_length.figures import generalization_gap, slopes
-from sparsity_length.figures.slopes import Design, contrast
 
 SHORT = [f"pose{seed}" for seed in range(4)]
 LONG = [f"long{seed}" for seed in range(4, 8)]
@@ -28,7 +27,7 @@ def test_slopes_errors_and_freedom_are_those_of_the_formulas() -> None:
     controls = np.column_stack([first, texts == 3, first + (texts == 3)])
     losses = pd.DataFrame(generator.normal(size=(len(texts), 2)))
     weights = generator.uniform(0.5, 2, len(texts))
-    found = Design(sparsity, controls, texts, weights).least_squares(losses)
+    found = slopes.Design(sparsity, controls, texts, weights).least_squares(losses)
     plain = np.column_stack([sparsity.mean(axis=1), np.ones(len(texts)), controls[:, :2]])
     design = plain * np.sqrt(weights)[:, None]
     bread = np.linalg.inv(design.T @ design)
@@ -48,12 +47,12 @@ def test_slopes_errors_and_freedom_are_those_of_the_formulas() -> None:
 
 def test_the_spread_of_seeds_beyond_that_of_texts_is_added() -> None:
     found = slopes.Slopes(["a", "b", "c", "d"], np.array([1.0, 3.0, 0.0, 0.0]), np.eye(4) / 2, 50.0)
-    row = contrast(found, ["a", "b"], ["c", "d"])
+    row = slopes.contrast(found, ["a", "b"], ["c", "d"])
     assert (row["slope"], row["pair_slopes"]) == (2.0, [1.0, 1.0, 3.0, 3.0])
     # texts: 4 · 0.5 / 4; the seeds a and b: S² = 2, of which texts explain 0.5; c and d agree by chance
     assert (row["text_error"] ** 2, row["seed_error"] ** 2) == pytest.approx((0.5, (2 - 0.5) / 2))
     assert row["degrees_of_freedom"] == pytest.approx(1.25**2 / (0.5**2 / 50 + (2 / 2) ** 2))
-    negative_control = contrast(found, ["c"], ["a", "b"])  # c is taken to differ as a and b do
+    negative_control = slopes.contrast(found, ["c"], ["a", "b"])  # c is taken to differ as a and b do
     assert negative_control["seed_error"] ** 2 == pytest.approx((2 - 0.5) * (1 + 1 / 2))
 
 

@@ -1,6 +1,7 @@
 """Length interference, and distance set by hand: planted slopes are found, rules and rows by hand."""
 
 from dataclasses import astuple
+from io import StringIO
 from pathlib import Path
 from types import ModuleType
 
@@ -12,9 +13,7 @@ from measured_documents import VOCABULARY_SIZE, run, word_tokenizer, write_folde
 from sparsity_length.analysis.reference import length_failures
 from sparsity_length.programs import influential_tokens, length_interference
 
-from sparsity_length.figures import distance, interference
-from sparsity_length.figures.reach import PLAIN, YARN
-from sparsity_length.figures.read import interval_of
+from sparsity_length.figures import distance, interference, reach, read
 from sparsity_length.results.read import Results
 from sparsity_length.text.folder import EvaluationDocument, TokenizedData
 from sparsity_length.text.tokenizer import DocumentTokenizer
@@ -200,7 +199,7 @@ def test_other_text_where_it_is_read_is_compared_with_unseen_distances(
     assert [ratio.estimate for ratio in ratios.values()] == pytest.approx([near, middle])
 
 
-GAPS = {PLAIN: {2048: 0.5, 4096: 0.2, 9216: -0.4}, YARN: {2048: 0.6, 4096: 0.5, 9216: 0.1}}
+GAPS = {reach.PLAIN: {2048: 0.5, 4096: 0.2, 9216: -0.4}, reach.YARN: {2048: 0.6, 4096: 0.5, 9216: 0.1}}
 # Per doubling: 2 points at 2,048 and 4,096; at 9,216 another 10% of the mean fall from 4,096, which is 0.6.
 SLOPES = {2048: -0.02, 4096: -0.02, 9216: -0.02 - 0.1 * 0.6}
 
@@ -227,7 +226,7 @@ def planted_targets(times: float, seed: int, num_texts: int, noise: float) -> pd
     for rope, shares in GAPS.items():
         lost = {"near": worth, "swapped": np.exp(log_effect), "0": np.zeros(size)}
         for gap, slope in SLOPES.items():
-            of_tokens = times * slope * (needed - 6) * (rope == PLAIN)
+            of_tokens = times * slope * (needed - 6) * (rope == reach.PLAIN)
             kept = shares[gap] + of_tokens + of_controls + rng.normal(0, noise, size)
             lost[str(gap)] = worth * (1 - kept)
         for place, values in lost.items():
@@ -247,7 +246,7 @@ def test_planted_slopes_are_returned() -> None:
         assert abs(found.mean() - expected) < 3 * found.std() / np.sqrt(16) + 0.05 * abs(expected)
     # The jackknife's interval, of the last outcome, is about that of CR2.
     by_jackknife, by_formula = (
-        interval_of(one(values, "mean_log2_k", drawn[-1]), "slope")
+        read.interval_of(one(values, "mean_log2_k", drawn[-1]), "slope")
         for one in (distance.jackknifed, distance.slope)
     )
     tenth = 0.1 * (by_formula.high - by_formula.low)
@@ -270,29 +269,28 @@ def test_a_strong_effect_is_supported_and_none_is_refuted(times: float, word: st
     ],
 )
 def test_the_claim_needs_all_outcomes(of_outcomes: list[str], word: str) -> None:
-    table = pd.DataFrame({"outcome": list(distance.OUTCOMES), "word": of_outcomes})
-    assert distance.verdict(table) == word
+    assert distance.verdict(pd.DataFrame({"outcome": [*distance.OUTCOMES], "word": of_outcomes})) == word
 
 
-@pytest.mark.parametrize(
-    ("trained", "unseen", "holm", "words"),
-    [
-        ((-0.06, -0.03), (0.12, 0.3), 0.01, ["supported", "supported"]),
-        ((-0.06, -0.01), (0.12, 0.3), 0.01, ["inconclusive", "supported"]),
-        ((-0.06, -0.03), (0.12, 0.3), 0.06, ["inconclusive", "inconclusive"]),
-        ((-0.01, 0.01), (-0.09, 0.09), 1.0, ["refuted", "refuted"]),
-        ((0.01, 0.05), (-0.3, -0.01), 1.0, ["refuted", "refuted"]),
-        ((-0.01, 0.03), (-0.3, 0.05), 1.0, ["inconclusive", "inconclusive"]),
-    ],
-)
-def test_the_rule_of_one_outcome(
-    trained: tuple[float, float], unseen: tuple[float, float], holm: float, words: list[str]
-) -> None:
-    rows = [
-        {"outcome": name, "slope_low": ends[0], "slope_high": ends[1], "p_value": 0.5, "holm_p_value": holm}
-        for name, ends in ((distance.TRAINED, trained), (distance.UNSEEN, unseen))
-    ]
-    assert [distance._word(row) for row in rows] == words
+WORDS = """
+outcome slope_low slope_high holm_p_value word
+trained     -0.06      -0.03         0.01 supported
+trained     -0.06      -0.01         0.01 inconclusive
+trained     -0.06      -0.03         0.06 inconclusive
+trained     -0.01       0.01         1    refuted
+trained      0.01       0.05         1    refuted
+trained     -0.01       0.03         1    inconclusive
+unseen       0.12       0.3          0.01 supported
+unseen       0.12       0.3          0.06 inconclusive
+unseen      -0.09       0.09         1    refuted
+unseen      -0.3       -0.01         1    refuted
+unseen      -0.3        0.05         1    inconclusive
+"""
+
+
+def test_the_rule_of_one_outcome() -> None:
+    table = pd.read_csv(StringIO(WORDS), sep=r"\s+").assign(p_value=0.5)
+    assert [distance._word(row) for row in table.to_dict("records")] == table["word"].tolist()
 
 
 def test_reliability_shape_and_figure() -> None:
@@ -302,8 +300,8 @@ def test_reliability_shape_and_figure() -> None:
     expected = [variance / (variance + error) for error in (1, 0.5)]
     assert distance.reliability(targets) == pytest.approx(expected, abs=0.05)
     all_kept = distance.curves(targets).set_index(["rope", "gap"])
-    assert (all_kept.loc[(PLAIN, 0), ["kept", "kept_KL", "kept_loss"]] == 1).all()
-    assert all_kept.loc[(YARN, 4096), "kept_KL"] == pytest.approx(0.5, abs=0.1)
+    assert (all_kept.loc[(reach.PLAIN, 0), ["kept", "kept_KL", "kept_loss"]] == 1).all()
+    assert all_kept.loc[(reach.YARN, 4096), "kept_KL"] == pytest.approx(0.5, abs=0.1)
     distance.moved_figure(targets, "mean_log2_k")
 
 

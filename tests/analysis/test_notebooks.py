@@ -20,8 +20,7 @@ from synthetic_results import write_results
 
 from sparsity_length import influential_tokens
 from sparsity_length.cli import InputError
-from sparsity_length.figures.read import interval_of, read_sparse_losses
-from sparsity_length.figures.recovered_loss import token_effects
+from sparsity_length.figures import read, recovered_loss
 from sparsity_length.text.tokenizer import train_bpe
 
 CHOOSING = ("long-seed0", "long-seed1", "short-contiguous")
@@ -111,10 +110,10 @@ def test_the_tutorial_shows_what_is_kept(tmp_path: Path) -> None:
 def test_short_models_and_a_target_aware_rule(results: Path, tmp_path: Path) -> None:
     *said, gaps = summary.answers(results)
     (recovered,) = (sentence for sentence in said if "selected by" in sentence)
-    losses = read_sparse_losses(results, only={"model": ["long-seed0"]}, every_evaluator=True)
+    losses = read.read_sparse_losses(results, only={"model": ["long-seed0"]}, every_evaluator=True)
     evaluated = losses[(losses["evaluator"] == "another-model") & (losses["rule"] == "leave_one_out")]
-    (row,) = token_effects(evaluated[evaluated["k"] == 16]).to_dict("records")
-    own, null = (interval_of(row, name) for name in ("recovered", "null_recovered"))
+    (row,) = recovered_loss.token_effects(evaluated[evaluated["k"] == 16]).to_dict("records")
+    own, null = (read.interval_of(row, name) for name in ("recovered", "null_recovered"))
     assert f"16 distant tokens, selected by leave_one_out, recover {own} of" in recovered
     assert "worth to another-model; " in recovered and f"null baseline: {null}." in recovered
     assert "that of long-seed1: short-contiguous's by" in gaps and ", short-pose's by" in gaps

@@ -7,10 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sparsity_length.figures import distance, interference, pages
-from sparsity_length.figures.read import interval_of
-from sparsity_length.figures.recovered_loss import paper_verdict
-from sparsity_length.figures.robustness import of_sums, rows_of, with_holds
+from sparsity_length.figures import distance, interference, pages, read, recovered_loss, robustness
 
 
 @pytest.mark.slow
@@ -23,8 +20,10 @@ def test_every_page_holds_what_the_kept_results_say(page: Path) -> None:
 def test_rows_tell_that_two_texts_carry_the_effect() -> None:
     # But for two a mean of 0.04, too noisy to be told from 0.
     sums = pd.DataFrame({"lead": [0.5, 0.5, *[0.14, -0.06] * 11], "gain": 1.0})
-    rows = pd.DataFrame(rows_of("lead", "planted", of_sums(sums), {"k": 16, "criterion": "loss"}))
-    table = with_holds(rows).set_index("variant")
+    rows = pd.DataFrame(
+        robustness.rows_of("lead", "planted", robustness.of_sums(sums), {"k": 16, "criterion": "loss"})
+    )
+    table = robustness.with_holds(rows).set_index("variant")
     published, without = (
         table.loc[name] for name in ("as published", "without the two most influential texts")
     )
@@ -40,7 +39,7 @@ def test_a_variant_on_the_other_side_does_not_hold() -> None:
         "estimate_high": [0.3, 0.2, 0.5, -0.1],
     }
     rows = pd.DataFrame(intervals).assign(headline="lead", model="m", k=np.nan, criterion=np.nan)
-    assert with_holds(rows)["holds"].tolist() == [True, True, False, False]
+    assert robustness.with_holds(rows)["holds"].tolist() == [True, True, False, False]
 
 
 def test_the_kept_headlines_are_the_numbers_of_the_pages() -> None:
@@ -48,7 +47,7 @@ def test_the_kept_headlines_are_the_numbers_of_the_pages() -> None:
     kept = pages.robustness().query("is_headline").set_index(["headline", "model"])
     expected = {}
     for model, rows in list(pages.sparse_losses().items())[:2]:
-        _, share, lead = paper_verdict(rows)
+        _, share, lead = recovered_loss.paper_verdict(rows)
         expected["recovered fraction", model] = astuple(share)
         expected["lead over recency", model] = astuple(lead)
     slopes = interference.slopes(interference.with_outcomes(pages.interference_targets()))
@@ -57,6 +56,6 @@ def test_the_kept_headlines_are_the_numbers_of_the_pages() -> None:
         ("slope of the share kept", "outcome", distance.slopes(*distance.deciding(pages.moved_targets()))),
     ):
         for row in table.to_dict("records"):
-            expected[headline, row[name]] = astuple(interval_of(row, "slope"))
+            expected[headline, row[name]] = astuple(read.interval_of(row, "slope"))
     columns = ["estimate", "estimate_low", "estimate_high"]
     np.testing.assert_allclose(kept.loc[[*expected], columns], [*expected.values()], rtol=1e-6)

@@ -17,7 +17,6 @@ from test_explorer_records import MODELS, write_explorable
 
 from sparsity_length import explain
 from sparsity_length.pages import explained
-from sparsity_length.pages.explained import Explanation
 from sparsity_length.results.read import Results
 from sparsity_length.text.tokenizer import load_tokenizer
 
@@ -172,7 +171,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_chat_model(tmp_path_factory.mktemp("models") / "tiny", [TEXT, *HOSTILE], 300)
 
 
-Shown = Callable[..., AbstractContextManager[tuple[Explanation, "sync_api.Page"]]]
+Shown = Callable[..., AbstractContextManager[tuple[explained.Explanation, "sync_api.Page"]]]
 """The fixture `shown`."""
 
 
@@ -181,7 +180,7 @@ def shown(browser: "sync_api.BrowserContext", model: Path, tmp_path: Path) -> Sh
     """A function explaining a text, and opening the page."""
 
     @contextmanager
-    def show(text: Any, **flags: Any) -> Iterator[tuple[Explanation, "sync_api.Page"]]:
+    def show(text: Any, **flags: Any) -> Iterator[tuple[explained.Explanation, "sync_api.Page"]]:
         found = explain(text, model, short_context_length=4, **flags)
         found.save(tmp_path / "page.html", COMMAND)
         with opened(browser, tmp_path / "page.html") as page:
@@ -226,7 +225,7 @@ def test_what_is_not_explained_comes_with_its_command(
 ) -> None:
     """Also on the page of losses alone, which is on disk before the first prediction is explained."""
     monkeypatch.setattr("sparsity_length.measuring.settings.Explaining.seconds", 1e-9)
-    pages: list[Explanation] = []
+    pages: list[explained.Explanation] = []
     explain(TEXT, model, short_context_length=4, show=pages.append)
     for number, found in enumerate(pages):
         found.save(tmp_path / "page.html", COMMAND)

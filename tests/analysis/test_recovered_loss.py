@@ -11,24 +11,16 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from sparsity_length.figures import drawing, recovered_loss
-from sparsity_length.figures.drawing import BLACK, ModelLabel, solid
 from sparsity_length.figures.losses import (
     lengths_figure,
     losses_beside_reference,
     losses_by_context_length,
     windows_keeping,
 )
-from sparsity_length.figures.recovered_loss import (
-    NULL,
-    amounts_beside,
-    loss_curves,
-    paper_verdict,
-    token_effects,
-)
 
 T_1 = 12.7062
 """Student's t for 95% with one degree of freedom."""
-LABEL = ModelLabel("m", solid(BLACK), "", None)
+LABEL = drawing.ModelLabel("m", drawing.solid(drawing.BLACK), "", None)
 
 
 def choice(
@@ -108,7 +100,7 @@ def test_what_is_recovered_by_hand(by_hand: pd.DataFrame, kept: str, expected: d
 
 
 def assert_effects(rows: pd.DataFrame, criterion: str, expected: dict[str, float]) -> None:
-    effects = token_effects(rows).set_index("criterion")
+    effects = recovered_loss.token_effects(rows).set_index("criterion")
     assert effects.loc[criterion, [*expected]].to_dict() == pytest.approx(expected, nan_ok=True)
 
 
@@ -152,7 +144,7 @@ def test_curves_of_the_loss_by_hand(by_hand: pd.DataFrame) -> None:
     """Document a costs a nat more throughout; the null is of b alone, where it recovers 1 of 2 nats."""
     losses = [name for name in by_hand if name.endswith("_loss")]
     by_hand.loc[by_hand["document_id"] == "a", losses] += 1
-    curves = loss_curves(by_hand.query(NULL_OF_B)).set_index(["distant_context", "k"])
+    curves = recovered_loss.loss_curves(by_hand.query(NULL_OF_B)).set_index(["distant_context", "k"])
     assert curves["loss"].to_dict() == {
         ("other_document", 0): 3.5,
         ("other_document", 1): 3.0,
@@ -198,7 +190,7 @@ def planted(selected: float, recency: float) -> pd.DataFrame:
     [(0.7, 0.4, "supported"), (0.4, 0.1, "inconclusive"), (0.7, 0.65, "refuted"), (0.3, 0.35, "refuted")],
 )
 def test_the_verdict_follows_the_planted_fractions(selected: float, recency: float, expected: str) -> None:
-    verdict, share, lead = paper_verdict(planted(selected, recency))
+    verdict, share, lead = recovered_loss.paper_verdict(planted(selected, recency))
     assert verdict == expected
     assert (share.estimate, lead.estimate) == pytest.approx((selected, selected - recency))
 
@@ -208,7 +200,7 @@ def test_the_null_baseline_is_subtracted_where_there_is_one() -> None:
     null = planted(0.1, 0.4).query("document_id < '03'").assign(distant_context="other_document")
     # A nat more of its own baseline, which does not count for the gain.
     null[["short_context_loss", "sparse_context_loss"]] += 1.0
-    targets = amounts_beside(pd.concat([planted(0.7, 0.4), null]), NULL)
+    targets = recovered_loss.amounts_beside(pd.concat([planted(0.7, 0.4), null]), recovered_loss.NULL)
     assert targets["document_id"].nunique() == 3
     assert targets["lead"].sum() / targets["gain"].sum() == pytest.approx(0.6)
 
@@ -294,7 +286,7 @@ def test_the_paper_figure_is_its_table() -> None:
         for distant_context in ("own", "other_document")
         for k in (1, 2)
     ]
-    curves = loss_curves(pd.concat(choices))
+    curves = recovered_loss.loss_curves(pd.concat(choices))
     (ax,) = recovered_loss.loss_figure(curves, LABEL, "another model").axes
     of_curve = curves.set_index(["rule", "distant_context"])
     drawn = [(rule, "own") for rule in ("leave_one_out", "recency", "random")]
@@ -312,11 +304,11 @@ def test_the_paper_figure_is_its_table() -> None:
 
 
 def test_without_a_null_a_rule_that_needs_one_has_no_effect_and_others_are_drawn() -> None:
-    needs_null = token_effects(choice("leave_one_out", 1, [2.0] * 4, [0.5] * 4))
+    needs_null = recovered_loss.token_effects(choice("leave_one_out", 1, [2.0] * 4, [0.5] * 4))
     assert needs_null.empty and {"gain", "effect", "effect_low", "effect_high", "share"} < {*needs_null}
     own = choice("leave_one_out_divergence", 1, [2.0] * 4, [0.5] * 4)
-    effects = token_effects(own)
+    effects = recovered_loss.token_effects(own)
     assert effects["effect"].tolist() == [1, 0.5] and effects["excess"].isna().all()
     recovered_loss.effects_figure(effects, LABEL)
-    (ax,) = recovered_loss.loss_figure(loss_curves(own), LABEL).axes
+    (ax,) = recovered_loss.loss_figure(recovered_loss.loss_curves(own), LABEL).axes
     assert "null baseline" not in {text.get_text() for text in ax.texts}

@@ -38,12 +38,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.benchmark import timer
 
 from sparsity_length.cli import InputError, Stage, positive_int
-from sparsity_length.measuring.contexts import Batching, full_pass, own_context
-from sparsity_length.measuring.search import leave_out, single_tokens
-from sparsity_length.measuring.settings import ContextLengths
-from sparsity_length.models.devices import keep_freed_memory
-from sparsity_length.models.interface import causal_visibility
-from sparsity_length.models.olmo import OLMoCausalLM
+from sparsity_length.measuring import contexts, search, settings
+from sparsity_length.models import devices, interface, olmo
 
 TOLERANCE = 0.001
 """Largest difference of two ways, in standard deviations of the influences."""
@@ -53,15 +49,15 @@ TOLERANCE = 0.001
 class Problem:
     """What every way measures."""
 
-    lm: OLMoCausalLM
-    lengths: ContextLengths
+    lm: olmo.OLMoCausalLM
+    lengths: settings.ContextLengths
     chunk_L: np.ndarray
     tokens_per_batch: int
 
     @property
     def long_losses_T(self) -> np.ndarray:
         """loss(t | everything before t)."""
-        return full_pass(self.lm, own_context(self.chunk_L, self.lengths)).losses_T
+        return contexts.full_pass(self.lm, contexts.own_context(self.chunk_L, self.lengths)).losses_T
 
     @property
     def batch_size(self) -> int:
@@ -98,18 +94,18 @@ def problem_of(arguments: argparse.Namespace, length: int) -> Problem:
         init_std=0.06,  # larger than one trains with, so that a wrong influence would show
     )
     torch.manual_seed(0)
-    olmo = OLMo(config).eval().requires_grad_(False)
-    lengths = ContextLengths(arguments.short_context_length, length, arguments.targets_per_chunk)
+    lm = olmo.OLMoCausalLM(OLMo(config).eval().requires_grad_(False))
+    lengths = settings.ContextLengths(arguments.short_context_length, length, arguments.targets_per_chunk)
     chunk_L = np.random.default_rng(length).integers(1, arguments.vocabulary, length)
-    return Problem(OLMoCausalLM(olmo), lengths, chunk_L, arguments.tokens_per_batch)
+    return Problem(lm, lengths, chunk_L, arguments.tokens_per_batch)
 
 
 def ours(problem: Problem, removed_R: np.ndarray) -> np.ndarray:
     """`leave_out` as the measuring stages call it: [T, R] nats."""
-    sequence = own_context(problem.chunk_L, problem.lengths)
-    batching = Batching(problem.tokens_per_batch)
-    full = full_pass(problem.lm, sequence)
-    without = leave_out(problem.lm, sequence, batching, full, single_tokens(removed_R))
+    sequence = contexts.own_context(problem.chunk_L, problem.lengths)
+    batching = contexts.Batching(problem.tokens_per_batch)
+    full = contexts.full_pass(problem.lm, sequence)
+    without = search.leave_out(problem.lm, sequence, batching, full, search.single_tokens(removed_R))
     return without.losses.T - full.losses_T[:, None]
 
 
@@ -122,7 +118,7 @@ def losses_without(problem: Problem, removed_R: np.ndarray) -> torch.Tensor:
     is_removed_RS = rows_S == torch.as_tensor(removed_R)[:, None]
     # A removed token still sees itself, lest it see nothing.
     hidden_RSS = is_removed_RS[:, None] & ~is_removed_RS[:, :, None]
-    visible_RSS = causal_visibility(len(rows_S), rows_S.device) & ~hidden_RSS
+    visible_RSS = interface.causal_visibility(len(rows_S), rows_S.device) & ~hidden_RSS
     # The last layer at every row, as a plain pass has it.
     hidden_RTD = problem.lm.hidden_states(tokens_RS, rows_S[None], visible_RSS, None)[:, targets_T - 1]
     logits_RVT = problem.lm.logits(hidden_RTD).transpose(1, 2)
@@ -198,7 +194,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> None:
     """Measure every chunk length, print a table, write the JSON."""
     torch.set_num_threads(arguments.threads)
-    keep_freed_memory()  # as the stages do
+    devices.keep_freed_memory()  # as the stages do
     rows = []
     for length in arguments.long_context_lengths:
         problem = problem_of(arguments, length)

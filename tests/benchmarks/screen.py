@@ -23,13 +23,7 @@ import numpy as np
 import pandas as pd
 
 from sparsity_length.cli import Stage
-from sparsity_length.measuring.contexts import Batching, full_pass, own_context
-from sparsity_length.measuring.far_context import FarContext, sparse_contexts
-from sparsity_length.measuring.given import GivenModel
-from sparsity_length.measuring.rules import ranked
-from sparsity_length.measuring.search import leave_one_out
-from sparsity_length.measuring.settings import ContextLengths
-from sparsity_length.measuring.sparsity import mean_log2_k
+from sparsity_length.measuring import contexts, far_context, given, rules, search, settings, sparsity
 from sparsity_length.text.tokenizer import TokenizedText
 
 TOP = 16
@@ -46,24 +40,24 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def measured(arguments: argparse.Namespace, name: str, text: TokenizedText) -> dict[str, Any]:
     """The numbers of one text, by N."""
     text_L = text.token_ids_N[: arguments.length]
-    given = GivenModel(name)
-    model = given.ready(len(text_L), [text_L], given.tokenizer(), text.bos_token_ids)
-    lengths = ContextLengths(arguments.short, len(text_L), 64, 8)
-    batching = Batching.for_model(model)
-    far = FarContext(model, lengths, batching, text_L, text_L)
-    sequence = own_context(text_L, lengths)
-    full = full_pass(model, sequence)
+    found = given.GivenModel(name)
+    model = found.ready(len(text_L), [text_L], found.tokenizer(), text.bos_token_ids)
+    lengths = settings.ContextLengths(arguments.short, len(text_L), 64, 8)
+    batching = contexts.Batching.for_model(model)
+    far = far_context.FarContext(model, lengths, batching, text_L, text_L)
+    sequence = contexts.own_context(text_L, lengths)
+    full = contexts.full_pass(model, sequence)
 
     def searched(num_exact: int | None) -> tuple[np.ndarray, int]:
         """The ranking of each target's distant tokens by the KL, [T, 128], and forward tokens."""
         before = model.num_rows_run
-        _, scores_2TF = leave_one_out(model, sequence, batching, full, (None,), num_exact)
-        return ranked(scores_2TF[1], KS[-1]), model.num_rows_run - before
+        _, scores_2TF = search.leave_one_out(model, sequence, batching, full, (None,), num_exact)
+        return rules.ranked(scores_2TF[1], KS[-1]), model.num_rows_run - before
 
     def doublings(ranking_TK: np.ndarray) -> float:
-        left_TJ = sparse_contexts(far, {"rule": (ranking_TK, KS)})["rule"].divergences[..., 0]
+        left_TJ = far_context.sparse_contexts(far, {"rule": (ranking_TK, KS)})["rule"].divergences[..., 0]
         shares_TJ = 1 - left_TJ / far.short.divergences[:, None]
-        return float(mean_log2_k(shares_TJ, np.array(KS), lengths.num_far_tokens_T).mean())
+        return float(sparsity.mean_log2_k(shares_TJ, np.array(KS), lengths.num_far_tokens_T).mean())
 
     exact_TK, exact_tokens = searched(None)
     numbers: dict[str, Any] = {"exact_tokens": exact_tokens, "exact_doublings": doublings(exact_TK)}

@@ -28,9 +28,7 @@ from sparsity_length.programs import influential_tokens, loss_differences, pretr
 
 import sparsity_length
 from sparsity_length.cli import PROGRAMS, stage_of
-from sparsity_length.measuring.rules import DEFAULT_ABLATION, DEFAULT_RULES, TRIAL_SWAPS
-from sparsity_length.measuring.selecting import Selecting
-from sparsity_length.measuring.settings import BesideShort, Explaining
+from sparsity_length.measuring import rules, selecting, settings
 from sparsity_length.results.read import Results
 from sparsity_length.settings import Settings
 from sparsity_length.studies.commands import MEASURING, commands_of
@@ -322,7 +320,11 @@ def test_a_program_without_flags_gives_the_numbers_of_all_written_out(
 
 @pytest.mark.parametrize(
     ("function", "settings"),
-    [("losses", BesideShort), ("influential_tokens", Selecting), ("explain", Explaining)],
+    [
+        ("losses", settings.BesideShort),
+        ("influential_tokens", selecting.Selecting),
+        ("explain", settings.Explaining),
+    ],
 )
 def test_a_default_is_the_same_in_a_function_and_in_its_program(
     function: str, settings: type[Settings]
@@ -336,9 +338,9 @@ def test_a_default_is_the_same_in_a_function_and_in_its_program(
 @pytest.mark.parametrize(
     ("page", "words", "is_true"),
     [
-        ("README.md", f"`{DEFAULT_RULES[0]}` with `--ablation {DEFAULT_ABLATION}`", True),
-        ("README.md", "tokens of two other documents (`--trial-swaps`", TRIAL_SWAPS == 2),
-        ("RECIPES.md", "the default two minutes", Explaining().seconds == 120),
+        ("README.md", f"`{rules.DEFAULT_RULES[0]}` with `--ablation {rules.DEFAULT_ABLATION}`", True),
+        ("README.md", "tokens of two other documents (`--trial-swaps`", rules.TRIAL_SWAPS == 2),
+        ("RECIPES.md", "the default two minutes", settings.Explaining().seconds == 120),
     ],
 )
 def test_pages_say_the_defaults(page: str, words: str, is_true: bool) -> None:
