@@ -32,6 +32,7 @@ TARGETS = 3
 WORDS = f"--long-context-length {LONG} --targets-per-chunk {TARGETS} --max-chunks-per-document 4".split()
 KS = [1, 2, 4, 8]
 RULES = ["leave_one_out", "recency"]
+FEW = ["--rules", *RULES, "--k", *map(str, KS)]
 MODELS = ["long <b>", "other"]
 LOSSES_ONLY = "short"
 """A model with loss differences and no influential tokens."""
@@ -50,8 +51,7 @@ def write_explorable(folder: Path, texts: Sequence[str], make_olmo: Callable[...
         for seed, name in enumerate([*MODELS, LOSSES_ONLY])
     ]
     measure(loss_differences, folder, *WORDS, "--checkpoints", *models)
-    few = ["--rules", *RULES, "--k", *map(str, KS), *flags]
-    measure(influential_tokens, folder, *WORDS, *few, "--checkpoints", *models[:2])
+    measure(influential_tokens, folder, *WORDS, *FEW, *flags, "--checkpoints", *models[:2])
     return folder
 
 
@@ -72,9 +72,11 @@ def test_records_are_the_parquet_row_by_row(explorable: Path) -> None:
     record = embedded(explorable)
     assert (record["search_swaps"], record["recovery_fraction"]) == (None, 0.9)
     pieces = load_tokenizer(explorable / "data" / "tokenizer.json").pieces
-    results = Results(explorable / "results")
     losses, tokens, sparse, k_star = (
-        results.frame(artefact).set_index(["model", "document_id", *keys, "target_position"]).sort_index()
+        Results(explorable / "results")
+        .frame(artefact)
+        .set_index(["model", "document_id", *keys, "target_position"])
+        .sort_index()
         for artefact, *keys in (
             ["loss_differences"],
             ["influential_tokens", "rule", "distant_context"],

@@ -14,22 +14,25 @@ T_1 = 12.7062
 T_2 = 4.30265
 
 
-ROWS = """
+COLUMNS = [
+    *("text", "position", "rank"),
+    *("long_context_loss", "baseline_loss", "sparse_context_loss", "null_sparse_context_loss"),
+    *("baseline_divergence", "sparse_context_divergence", "null_sparse_context_divergence"),
+]
+# Text 0 has two targets, text 1 one; the first two ranks of each, and of text 1 no loss with two.
+INFLUENTIAL = pd.read_csv(
+    StringIO("""
 0 30 1  1.0 3.0 2.0 3.0  4.0 2.0 4.0
 0 30 2  1.0 3.0 1.0 2.5  4.0 0.0 3.0
 0 31 1  2.0 2.0 2.5 2.0  2.0 1.0 2.0
 0 31 2  2.0 2.0 2.0 2.0  2.0 1.0 2.0
 1 20 1  0.5 2.5 1.0 2.0  2.0 0.0 1.0
 1 20 2  0.5 2.5 NaN NaN  2.0 NaN NaN
-"""
-"""Text 0 has two targets, text 1 one; the first two ranks of each, and of text 1 no loss with two."""
-COLUMNS = [
-    *("text", "position", "rank"),
-    *("long_context_loss", "baseline_loss", "sparse_context_loss", "null_sparse_context_loss"),
-    *("baseline_divergence", "sparse_context_divergence", "null_sparse_context_divergence"),
-]
-LOSSES = dict.fromkeys(COLUMNS[3:], "float32")
-INFLUENTIAL = pd.read_csv(StringIO(ROWS), sep=r"\s+", names=COLUMNS, dtype=LOSSES)
+"""),
+    sep=r"\s+",
+    names=COLUMNS,
+    dtype=dict.fromkeys(COLUMNS[3:], "float32"),
+)
 BY_LENGTH = pd.read_csv(
     StringIO("""
 text context_length loss divergence

@@ -23,13 +23,12 @@ from sparsity_length.cli import InputError
 from sparsity_length.figures import read, recovered_loss
 from sparsity_length.text.tokenizer import train_bpe
 
-CHOOSING = ("long-seed0", "long-seed1", "short-contiguous")
 FIGURES = {
     "loss_against_context_length",
     *(
         f"{figure}-{model}{evaluator}"
         for figure in ("loss_against_k", "token_effects")
-        for model in CHOOSING
+        for model in ("long-seed0", "long-seed1", "short-contiguous")
         for evaluator in ("", "-by-another-model")
     ),
 }
@@ -124,8 +123,8 @@ def test_short_models_and_a_target_aware_rule(results: Path, tmp_path: Path) -> 
 
 def test_a_study_in_one_file(tmp_path: Path) -> None:
     text = json_lines(0, 1)[20:300]
-    tokenizer = train_bpe([text], 300).to_json()
-    model = save_model(tmp_path / "model", tokenizer, "gpt_neox", max_position_embeddings=128)
+    tokens = train_bpe([text], 300).to_json()
+    model = save_model(tmp_path / "model", tokens, "gpt_neox", max_position_embeddings=128)
     (tmp_path / "letter.txt").write_text(text)
     lengths = {"short_context_length": 4, "num_targets": 5}
     table = example.main(str(tmp_path / "letter.txt"), model, str(tmp_path / "figure.png"), **lengths)

@@ -26,15 +26,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium"),
 ]
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-swap-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 BAIT = "window.executed = true"
 HOSTILE = [
     f"<script>{BAIT}</script></script><script>{BAIT}</script><!-- {{{{data}}}} ",
@@ -52,7 +43,15 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator["sync_api.Brow
         context = playwright.chromium.launch_persistent_context(
             tmp_path_factory.mktemp("profile"),
             executable_path=CHROMIUM,
-            args=FLAGS,
+            args=[
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-quic",
+                "--no-first-run",
+                "--disable-swap-networking",
+                "--disable-component-update",
+                "--disable-sync",
+            ],
             headless=True,
             offline=True,
             viewport={"width": 1300, "height": 900},

@@ -1,5 +1,6 @@
 """How far a model reads: rows by hand, a planted reach is found, the rules."""
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,6 @@ from sparsity_length.text.folder import NEEDLES_FILE, EvaluationDocument
 from sparsity_length.text.tokenizer import train_bpe
 
 MODEL = "SmolLM2-135M-Instruct"
-GAPS = [0, 4096, 7168, 8192]
 KEPT = {
     reach.PLAIN: [1.0, 0.9, 0.1, 0.0],
     reach.YARN: [1.0, 0.9, 0.8, 0.7],
@@ -42,7 +42,7 @@ def planted_items(kept: dict[str, list[float]] = KEPT) -> pd.DataFrame:
         for text, worth in enumerate(rng.uniform(8, 12, 40))
         for template in ("number", "word", "color")
         for rope, shares in kept.items()
-        for gap, share in zip(GAPS, shares, strict=True)
+        for gap, share in zip([0, 4096, 7168, 8192], shares, strict=True)
     )
 
 
@@ -83,8 +83,7 @@ def test_the_rules(plain: list[float], with_yarn: list[float], less: str, readab
 
 def test_a_gap_beyond_one_that_is_not_read_does_not_count() -> None:
     curve = pd.DataFrame({"share_kept_low": [0.9, 0.4, 0.8]}, index=[0, 512, 1024])
-    assert reach.reach(curve) == 0
-    assert reach.read_again(curve) == [1024]
+    assert (reach.reach(curve), reach.read_again(curve)) == (0, [1024])
     assert reach.reach(curve[1:]) is None
 
 
@@ -110,8 +109,8 @@ def test_items_are_sums_over_answers_told_and_not_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="tokens; measure --targets-per-chunk"):
         reach.reach_items(data, [tmp_path / "short"])
     items = reach.reach_items(data, [tmp_path / "plain", tmp_path / "scaled"])
-    assert len(items) == 2 * 2 * 2 * 2  # texts, templates, gaps, scalings
-    assert set(items["gap"]) == {0, 500} and set(items["rope"]) == {"plain", "yarn:2"}
+    of_texts = product(["plain", "yarn:2"], ["color", "number"], [0, 500])
+    assert items.value_counts(["rope", "template", "gap"]).to_dict() == dict.fromkeys(of_texts, 2)
     (item, *_) = items.query("template == 'color' and rope == 'yarn:2' and gap == 500").to_dict("records")
     planted = pd.read_parquet(data / NEEDLES_FILE).query("template == 'color'")
     rows = Results(tmp_path / "scaled").frame("length_interference").query("placement == 'own:54@554'")

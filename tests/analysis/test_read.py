@@ -64,8 +64,8 @@ def test_models_are_told_apart(results: Path, tmp_path: Path) -> None:
     assert models_by_training(results, ["long-seed1", "nobody"]) == (["long-seed1"], [])
     untold = write_results(tmp_path / "untold", ["short-pose", "long-seed0"], tells_training=False)
     assert models_by_training(untold) == (["long-seed0", "short-pose"], [])
-    short = write_results(tmp_path / "short", SHORT_MODELS[::-1])
-    assert models_by_training(short) == (SHORT_MODELS, [])  # those that chose tokens first
+    # Those that chose tokens first.
+    assert models_by_training(write_results(tmp_path / "short", SHORT_MODELS[::-1])) == (SHORT_MODELS, [])
     with pytest.raises(InputError, match="unknown model 'nobody'"):
         models_by_training(results, ["nobody"])
     assert {name: label[:2] for name, label in model_labels(results, "loss_differences").items()} == {

@@ -96,12 +96,8 @@ def by_hand() -> pd.DataFrame:
     ],
 )
 def test_what_is_recovered_by_hand(by_hand: pd.DataFrame, kept: str, expected: dict[str, float]) -> None:
-    assert_effects(by_hand.query(kept), "loss", expected)
-
-
-def assert_effects(rows: pd.DataFrame, criterion: str, expected: dict[str, float]) -> None:
-    effects = recovered_loss.token_effects(rows).set_index("criterion")
-    assert effects.loc[criterion, [*expected]].to_dict() == pytest.approx(expected, nan_ok=True)
+    effects = recovered_loss.token_effects(by_hand.query(kept)).set_index("criterion")
+    assert effects.loc["loss", [*expected]].to_dict() == pytest.approx(expected, nan_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -135,9 +131,9 @@ def test_both_criteria_by_hand(
     by_divergence: tuple[float, ...],
 ) -> None:
     rows = pd.concat([choice(rule, 1, *own, **swap), choice(rule, 1, *null, "other_document", **swap)])
-    names = ("gain", "recovered", "null_recovered", "excess", "share")
-    assert_effects(rows, "loss", dict(zip(names, by_loss, strict=True)))
-    assert_effects(rows, "divergence", dict(zip(names, by_divergence, strict=True)))
+    effects = recovered_loss.token_effects(rows).set_index("criterion").loc[["loss", "divergence"]]
+    found = effects[["gain", "recovered", "null_recovered", "excess", "share"]]
+    np.testing.assert_allclose(found, [by_loss, by_divergence], rtol=1e-6)
 
 
 def test_curves_of_the_loss_by_hand(by_hand: pd.DataFrame) -> None:
@@ -157,11 +153,6 @@ def test_curves_of_the_loss_by_hand(by_hand: pd.DataFrame) -> None:
     assert (curves.loc[("own", 0), ["loss_low", "loss_high"]] == 3.5).all()
 
 
-SELECTED = "leave_one_out_divergence"
-RECENCY = "recency"
-FEW = 16
-
-
 def planted(selected: float, recency: float) -> pd.DataFrame:
     """Losses of 24 texts of 8 targets; targets of a text gain 0.5 to 2 nats by all distant tokens."""
     targets = pd.DataFrame(
@@ -171,16 +162,15 @@ def planted(selected: float, recency: float) -> pd.DataFrame:
             "chunk_index": 0,
             "target_position": [*range(8)] * 24,
             "distant_context": "own",
-            "k": FEW,
+            "k": 16,
             "short_context_loss": 3.0,
             "long_context_loss": np.linspace(2.5, 1, 192),
         }
     )
-    gain = 3.0 - targets["long_context_loss"]
     return pd.concat(
         [
-            targets.assign(rule=rule, sparse_context_loss=3.0 - share * gain)
-            for rule, share in ((SELECTED, selected), (RECENCY, recency))
+            targets.assign(rule=rule, sparse_context_loss=3.0 - share * (3.0 - targets["long_context_loss"]))
+            for rule, share in (("leave_one_out_divergence", selected), ("recency", recency))
         ]
     )
 
@@ -205,23 +195,23 @@ def test_the_null_baseline_is_subtracted_where_there_is_one() -> None:
     assert targets["lead"].sum() / targets["gain"].sum() == pytest.approx(0.6)
 
 
-# Several chunks of a document are not several documents.
-LENGTHS = """
-model document_id chunk_index context_length num_targets mean_loss
-m     a           0           16             1           4.0
-m     b           0           16             1           3.0
-m     b           1           16             2           1.5
-m     a           0           32             1           3.0
-m     b           0           32             1           1.0
-m     b           1           32             2           2.5
-"""
-
-
 def test_length_losses_weigh_documents_by_their_targets() -> None:
-    losses = pd.read_csv(StringIO(LENGTHS), sep=r"\s+")
+    # Several chunks of a document are not several documents.
+    losses = pd.read_csv(
+        StringIO("""
+        model document_id chunk_index context_length num_targets mean_loss
+        m     a           0           16             1           4.0
+        m     b           0           16             1           3.0
+        m     b           1           16             2           1.5
+        m     a           0           32             1           3.0
+        m     b           0           32             1           1.0
+        m     b           1           32             2           2.5
+        """),
+        sep=r"\s+",
+    )
     table = losses_by_context_length(losses).set_index("context_length")
     assert table["loss"].to_dict() == {16: 2.5, 32: 2.25}
-    assert (table["num_targets"].to_list(), table["num_documents"].to_list()) == ([4, 4], [2, 2])
+    assert table[["num_targets", "num_documents"]].to_numpy().tolist() == [[4, 2], [4, 2]]
     # A single model has no other to be compared with: its loss itself is drawn.
     (ax,) = lengths_figure(table.reset_index(), {"m": LABEL}, [], "m").axes
     assert ax.lines[0].get_ydata().tolist() == [2.5, 2.25]
@@ -289,11 +279,13 @@ def test_the_paper_figure_is_its_table() -> None:
     curves = recovered_loss.loss_curves(pd.concat(choices))
     (ax,) = recovered_loss.loss_figure(curves, LABEL, "another model").axes
     of_curve = curves.set_index(["rule", "distant_context"])
-    drawn = [(rule, "own") for rule in ("leave_one_out", "recency", "random")]
-    own, _, _, null = (
-        assert_drawn(ax, index, of_curve.loc[curve])
-        for index, curve in enumerate([*drawn, ("leave_one_out", "other_document")])
-    )
+    drawn = [
+        ("leave_one_out", "own"),
+        ("recency", "own"),
+        ("random", "own"),
+        ("leave_one_out", "other_document"),
+    ]
+    own, _, _, null = (assert_drawn(ax, index, of_curve.loc[key]) for index, key in enumerate(drawn))
     assert null.get_color() == own.get_color() == drawing.rule_style("leave_one_out")["color"]
     assert (null.get_linestyle(), own.get_linestyle()) == ("--", "-")
     assert_drawn(ax, 4, curves[:1], "long_loss")  # all distant tokens

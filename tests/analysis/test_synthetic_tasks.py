@@ -21,49 +21,35 @@ from sparsity_length.figures.theory import (
     errors,
 )
 
-SIZES = [10, 20, 40]
 
-
-def rows(seed: int, sparsity: int, exact_match: list[float], *, is_learnt: bool = True) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "task": "sparse_parity",
-            "positions": "pose",
-            "seed": seed,
-            "largest_train_size": 20,
-            "largest_train_sparsity": 2,
-            "is_learnt": is_learnt,
-            "size": SIZES,
-            "sparsity": sparsity,
-            "exact_match": exact_match,
-        }
-    )
-
-
-MEANS = """
-sparsity size exact_match exact_match_low exact_match_high num_seeds is_learnt
-1        10   1.0         1.0             1.0              2         True
-1        20   0.95        0.9             1.0              2         True
-1        40   0.9         0.8             1.0              2         True
-2        10   1.0         1.0             1.0              2         False
-2        20   0.7         0.6             0.8              2         False
-2        40   0.95        0.9             1.0              2         False
-3        10   0.5         0.5             0.5              1         True
-3        20   0.5         0.5             0.5              1         True
-3        40   0.5         0.5             0.5              1         True
-"""
+def table(text: str) -> pd.DataFrame:
+    return pd.read_csv(StringIO(text), sep=r"\s+")
 
 
 def test_means_and_ranges_over_seeds() -> None:
-    accuracy = [
-        rows(0, 1, [1.0, 1.0, 0.8]),
-        rows(1, 1, [1.0, 0.9, 1.0]),
-        rows(0, 2, [1.0, 0.6, 1.0], is_learnt=False),
-        rows(1, 2, [1.0, 0.8, 0.9]),
-        rows(0, 3, [0.5, 0.5, 0.5]),
-    ]
-    cells = synthetic_tasks.over_seeds(pd.concat(accuracy))
-    expected = pd.read_csv(StringIO(MEANS), sep=r"\s+")
+    by_size = table("""
+        seed sparsity is_learnt 10  20  40
+        0    1        True      1.0 1.0 0.8
+        1    1        True      1.0 0.9 1.0
+        0    2        False     1.0 0.6 1.0
+        1    2        True      1.0 0.8 0.9
+        0    3        True      0.5 0.5 0.5
+    """)
+    accuracy = by_size.melt(["seed", "sparsity", "is_learnt"], var_name="size", value_name="exact_match")
+    alike = {"positions": "pose", "largest_train_size": 20, "largest_train_sparsity": 2}
+    expected = table("""
+        sparsity size exact_match exact_match_low exact_match_high num_seeds is_learnt
+        1        10   1.0         1.0             1.0              2         True
+        1        20   0.95        0.9             1.0              2         True
+        1        40   0.9         0.8             1.0              2         True
+        2        10   1.0         1.0             1.0              2         False
+        2        20   0.7         0.6             0.8              2         False
+        2        40   0.95        0.9             1.0              2         False
+        3        10   0.5         0.5             0.5              1         True
+        3        20   0.5         0.5             0.5              1         True
+        3        40   0.5         0.5             0.5              1         True
+    """)
+    cells = synthetic_tasks.over_seeds(accuracy.astype({"size": int}).assign(task="sparse_parity", **alike))
     pd.testing.assert_frame_equal(cells[[*expected]], expected, check_dtype=False)
 
 
@@ -117,8 +103,7 @@ def test_seeds_of_two_functions_are_no_pairs() -> None:
     """The interval is that of Welch's test, by scipy."""
     accuracy = pd.concat([seeds("or", [[1.0], [0.8]]), seeds("parity", [[0.4], [0.5], [0.6]])])
     welch = ttest_ind([1.0, 0.8], [0.4, 0.5, 0.6], equal_var=False).confidence_interval()
-    lead = marked_bits.or_minus_parity(accuracy, [1])
-    assert astuple(lead) == pytest.approx((0.4, *welch))
+    assert astuple(marked_bits.or_minus_parity(accuracy, [1])) == pytest.approx((0.4, *welch))
 
 
 @pytest.mark.parametrize(
@@ -156,30 +141,29 @@ def test_parity_falls_with_k_by_the_rule(num_seeds: int, few: float, many: float
     assert marked_bits.fall_verdict(accuracy) == word
 
 
-ANSWERS = """
-4,180,2,* 1 * 1,1
-4,180,2,* 0 * 0,0
-4,180,3,* 1 * 1 * 0,0
-4,180,1,* 1,0
-4,18,2,* 1 * 1,0
-5,180,2,* 0 * 1,1
-"""
-"""Seed, size, sparsity, bits, and an answer; the parity of the first is 0."""
-
-
 def test_answers_of_or_are_counted_beyond_one_bit_at_the_longest_size() -> None:
-    columns = ["seed", "size", "sparsity", "decisive_tokens", "answer"]
-    examples = pd.read_csv(StringIO(ANSWERS), names=columns, dtype={"answer": str})
+    # The parity of the first is 0.
+    answers = table("""
+        seed size sparsity decisive_tokens answer
+        4    180  2        "* 1 * 1"       1
+        4    180  2        "* 0 * 0"       0
+        4    180  3        "* 1 * 1 * 0"   0
+        4    180  1        "* 1"           0
+        4    18   2        "* 1 * 1"       0
+        5    180  2        "* 0 * 1"       1
+    """)
+    examples = answers.astype({"answer": str})
     assert marked_bits.agreement_with_or(examples).to_dict() == {4: pytest.approx(2 / 3), 5: 1}
     assert marked_bits.or_as_parity(examples).to_dict() == {1: 1, 2: pytest.approx(2 / 3), 3: 0}
 
 
 def test_newcombe_of_a_difference_by_hand() -> None:
     """His example: 56 of 70 minus 48 of 80 is 0.2, [0.0524, 0.3339], by Wilson's ends of both."""
-    rows = pd.DataFrame(
-        [(9, 16, 0.8, 0.6916, 0.8768), (9, 4, 0.6, 0.4905, 0.7003)],
-        columns=["size", "sparsity", "exact_match", "exact_match_low", "exact_match_high"],
-    )
+    rows = table("""
+        size sparsity exact_match exact_match_low exact_match_high
+        9    16       0.8         0.6916          0.8768
+        9    4        0.6         0.4905          0.7003
+    """)
     assert astuple(synthetic_tasks.beyond(rows, 16, 4)) == pytest.approx((0.2, 0.0524, 0.3339), abs=1e-3)
 
 
@@ -231,8 +215,6 @@ def test_contrasts_and_cells_count_seeds_that_learned() -> None:
 
 
 NUM_TOKENS = 3
-CONTIGUOUS = tuple(range(8))
-COUPLED = CONDITIONS["halves_coupled"].position_ids(8)
 
 
 def brute_force(
@@ -256,7 +238,11 @@ def brute_force(
 
 
 @pytest.mark.parametrize("sparsity", [1, 2, 3])
-@pytest.mark.parametrize("position_ids", [CONTIGUOUS, COUPLED, (5, 0, 2, 2, 7, 1)])
+@pytest.mark.parametrize(
+    "position_ids",
+    [tuple(range(8)), CONDITIONS["halves_coupled"].position_ids(8), (5, 0, 2, 2, 7, 1)],
+    ids=["contiguous", "coupled", "any"],
+)
 @pytest.mark.parametrize("key_reach", [3, 8])
 def test_equals_the_sum_over_all_subsets(
     sparsity: int, position_ids: tuple[int, ...], key_reach: int

@@ -76,11 +76,10 @@ def _spans(target: dict[str, Any]) -> list[tuple[int, int]]:
 def main(arguments: argparse.Namespace) -> None:
     """Measure the texts that are missing, and print the means of all."""
     rows = by_text.measured_texts(arguments, partial(measured, arguments))
-    length = arguments.length
     total = pd.DataFrame(rows).sum()
     sys.stdout.write(
-        f"{len(rows)} texts of {length} tokens: {total['recovered'] / total['total']:.2f} of the total effect"
-        f" recovered, {total['no_source']:.0f} predictions without a source;"
+        f"{len(rows)} texts of {arguments.length} tokens: {total['recovered'] / total['total']:.2f} of the"
+        f" total effect recovered, {total['no_source']:.0f} predictions without a source;"
         f" {total['sources'] / len(rows) / NUM_TARGETS:.1f} sources per prediction of"
         f" {total['source_tokens'] / total['sources']:.1f} tokens;"
         f" {total['forward_tokens'] / len(rows):,.0f} forward tokens and"

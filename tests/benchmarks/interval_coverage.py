@@ -12,7 +12,6 @@ import numpy as np
 
 from sparsity_length.results.statistics import ratio_of_sums
 
-NUM_TRIALS = 4000
 TRUE_SHARE = 0.5
 METHODS = {"bootstrap": 0, "jackknife": sys.maxsize}
 """Method -> the fewest documents of which the bootstrap is taken."""
@@ -29,7 +28,7 @@ def draw(generator: np.random.Generator, num_documents: int, tail: float) -> tup
     return gains_D * shares_D, gains_D
 
 
-def coverage(num_documents: int, tail: float, fewest_resampled: int, num_trials: int = NUM_TRIALS) -> float:
+def coverage(num_documents: int, tail: float, fewest_resampled: int, num_trials: int = 4000) -> float:
     """Share of samples whose interval covers the truth."""
     generator = np.random.default_rng(num_documents)  # every method sees the same samples
     num_covered = 0

@@ -140,9 +140,10 @@ def captum_feature_ablation(problem: Problem, removed_R: np.ndarray) -> np.ndarr
             return torch.as_tensor(problem.long_losses_T)[None]
         return losses_without(problem, removed_R[present_BR.argmin(1).numpy()])
 
-    present_1R = torch.ones(1, len(removed_R))
-    batches = {"perturbations_per_eval": problem.batch_size}
-    return -FeatureAblation(losses).attribute(present_1R, baselines=0, **batches).numpy()
+    differences_TR = FeatureAblation(losses).attribute(
+        torch.ones(1, len(removed_R)), baselines=0, perturbations_per_eval=problem.batch_size
+    )
+    return -differences_TR.numpy()
 
 
 WAYS: dict[str, Callable[[Problem, np.ndarray], np.ndarray]] = {

@@ -50,11 +50,6 @@ from sparsity_length.text.sources import first_passages
 
 TOP = 4
 NUM_SWAPPED = 4
-OF_LAYERS = {
-    "gradient x activation": LayerGradientXActivation,
-    "integrated gradients": LayerIntegratedGradients,
-}
-"""Methods of captum that see embeddings as the activation of a layer."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +91,11 @@ def methods_of(folder: str, model: Any, tokenizer: Any) -> dict[str, Callable[..
     for kind in ("saliency", "attention", "integrated_gradients"):
         tool = inseq.load_model(folder, kind, device="cpu")
         found[f"inseq {kind}"] = partial(scores_of_inseq, tool, tokenizer)
-    for name, of_layer in OF_LAYERS.items():
+    # captum sees embeddings as the activation of a layer.
+    for name, of_layer in (
+        ("gradient x activation", LayerGradientXActivation),
+        ("integrated gradients", LayerIntegratedGradients),
+    ):
         tool = LLMGradientAttribution(of_layer(model, model.get_input_embeddings()), tokenizer)
         found[f"captum {name}"] = partial(scores_of_captum, tool, tokenizer)
     found["FlashTrace"] = partial(scores_of_flashtrace, flashtrace.FlashTrace(model, tokenizer), tokenizer)

@@ -27,7 +27,6 @@ from olmo.model import OLMo
 from olmo.optim import get_param_groups
 from torch.utils.benchmark import timer
 
-ROOT = Path(__file__).resolve().parents[2]
 from sparsity_length.cli import Stage, positive_int
 from sparsity_length.models.devices import keep_freed_memory
 from sparsity_length.text.folder import TokenizedData
@@ -35,11 +34,7 @@ from sparsity_length.training.config import PretrainConfig, load_config
 from sparsity_length.training.data import TrainingBatches
 from sparsity_length.training.trainer import Trainer, mixed_precision_of
 
-VOCABULARY = 50_280
-"""Tokens of OLMo's tokenizer."""
 CHECKED_STEPS = 3
-Case = tuple[str, int, str]
-"""Configuration, context length, precision: one row of the report."""
 LOSS_TOLERANCE = {"no": 1e-5, "bf16": 2e-3}  # relative; other kernels round differently
 
 
@@ -48,7 +43,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--configs", nargs="+", default=["20m", "60m"], help="names in olmo_configs/")
     add("--contexts", type=positive_int, nargs="+", default=[64, 512], help="train_context_length")
     add("--precisions", nargs="+", default=["fp32", "amp_bf16"], help="of both loops")
-    add("--vocabulary-size", type=positive_int, default=VOCABULARY, help="of the tokens, which are random")
+    add("--vocabulary-size", type=positive_int, default=50_280, help="of the tokens, which are random")
     add("--tokens-per-step", type=positive_int, default=4096, help="one micro-batch")
     add("--steps", type=positive_int, default=10, help="timed steps of each loop")
     add("--set", nargs="*", default=[], metavar="field=value", help="overrides for ours only")
@@ -97,9 +92,10 @@ def plain_loop(
     return step
 
 
-def compare(case: Case, arguments: argparse.Namespace, folder: Path) -> str:
+def compare(case: tuple[str, int, str], arguments: argparse.Namespace, folder: Path) -> str:
     """Check, then time in turn: a line of the report; SystemExit where the losses differ.
 
+    A case is a configuration, a context length, and a precision.
     The plain loop has the same model without overrides, so none of torch.compile. Run and tokens are
     written to `folder`.
     """
@@ -116,7 +112,8 @@ def compare(case: Case, arguments: argparse.Namespace, folder: Path) -> str:
         *arguments.set,
     ]
     data = data_of(folder, arguments.vocabulary_size, tokens)
-    config = load_config(ROOT / "olmo_configs" / f"{name}.yaml", overrides, data)
+    configs = Path(__file__).resolve().parents[2] / "olmo_configs"
+    config = load_config(configs / f"{name}.yaml", overrides, data)
     config.save_folder = str(folder / "run")
     trainer = Trainer(config, data)
     mixed_precision = trainer._accelerator.mixed_precision
