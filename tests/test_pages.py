@@ -157,7 +157,7 @@ def _overrides(size: str, save_interval: int = 4, further: Sequence[str] = ()) -
     return [f"sizes.{size}.overrides=[{small}]", f"sizes.{size}.max_duration=4"]
 
 
-def _of_tasks(found: Sequence[str], tested: Sequence[str], **grids: str) -> list[str]:
+def _of_tasks(tested: Sequence[str], found: Sequence[str] = (), **grids: str) -> list[str]:
     """Overrides of a study of synthetic tasks: what it asks, and its grids with what else these override."""
     small = ",".join([*TINY_TASK, "save_interval=3", "eval_interval=3"])
     return [
@@ -213,25 +213,21 @@ STUDIES = {
     ],
     "needed_context": ["data.source=[english.jsonl]", "evaluation.targets_per_chunk=4"],
     "synthetic_rotated": _of_tasks(
-        [],
         ["copy", "variable_assignment", "addition_padded"],
         copy=",model.rotary_fraction=1.0",
         variable_assignment="",
         addition_padded="",
     ),
     "synthetic_parity": _of_tasks(
-        [],
         [f"sparse_{name}" for name in ("parity", "or", "majority", "last", "lookup")],
         **dict.fromkeys(("parity", "or", "others"), ",num_position_ids=256,smallest_size=18,largest_size=18"),
     ),
     "parity_learnt": _of_tasks(
-        [],
         ["sparse_parity"],
         parity=",num_position_ids=256,smallest_size=18,largest_size=18,stop_at_accuracy=0.995",
     ),
     "synthetic_schemes": [
         *_of_tasks(
-            [],
             ["sparse_first", "sparse_last", "sparse_majority", "copy", "parity_scratchpad"],
             others=",smallest_size=18,largest_size=18,num_position_ids=512",
             sparse=",smallest_size=18,largest_size=18,num_position_ids=512,model.num_keys=8",
@@ -241,16 +237,15 @@ STUDIES = {
         "synthetic.evaluate_synthetic.variable_assignment=null",
     ],
     "synthetic_schemes_36": _of_tasks(
-        [],
         ["sparse_first", "sparse_last"],
         far_and_near=",smallest_size=36,largest_size=36,num_position_ids=512",
     ),
     "synthetic_beyond_k": _of_tasks(
-        [], ["sparse_parity_scratchpad", "variable_assignment_hops"], scratchpad="", hops=""
+        ["sparse_parity_scratchpad", "variable_assignment_hops"], scratchpad="", hops=""
     ),
-    "cue_distances": _of_tasks([], ["cues_1", "cues_4"], plain=""),
+    "cue_distances": _of_tasks(["cues_1", "cues_4"], plain=""),
     "cues": [
-        *_of_tasks([], ["cues_1"], **dict.fromkeys(_OF_CUES, "")),
+        *_of_tasks(["cues_1"], **dict.fromkeys(_OF_CUES, "")),
         # One task in each grid, that not all need be trained.
         *(f"synthetic.grids.{grid}.tasks=[cues_1]" for grid in _OF_CUES),
         *(f"synthetic.evaluate_synthetic.{task}=null" for task in ("cues_2", "cues_4")),
@@ -258,8 +253,8 @@ STUDIES = {
     "synthetic": [
         "run=runs/synthetic_study",
         *_of_tasks(
-            _FOUND,
             [*_FOUND, "parity_scratchpad", "planted_correlation", "copy", "addition"],
+            _FOUND,
             **dict.fromkeys(
                 (
                     "variable_assignment",

@@ -54,7 +54,7 @@ def test_the_recovered_fraction_is_a_ratio_of_sums_with_an_interval_over_texts()
     assert table[["num_targets", "num_texts"]].to_numpy().tolist() == [[3, 2], [2, 1], [3, 2], [2, 1]]
     # By KL one token brings 4 to 2, 2 to 1 and 2 to 0: 5 of 8. Without text 0 it is 2/2, without text 1 3/6.
     # The jackknife's errors for two texts; of the excess, which is 1 in text 1 and 3 in text 0, it is none.
-    half = T_1 * np.sqrt(np.var([2 / 2, 3 / 6]))
+    half = T_1 * (2 / 2 - 3 / 6) / 2
     expected = {
         ("divergence", 1): {
             "gain": 8 / 3,

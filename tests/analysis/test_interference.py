@@ -235,7 +235,7 @@ def planted_targets(times: float, seed: int, num_texts: int, noise: float) -> pd
 
 
 def test_planted_slopes_are_returned() -> None:
-    planted = {distance.TRAINED: -2 * 0.02, distance.UNSEEN: 2 * 0.1, distance.READABLE: 2 * -SLOPES[9216]}
+    planted = {distance.TRAINED: -0.04, distance.UNSEEN: 0.2, distance.READABLE: -2 * SLOPES[9216]}
     drawn = [
         distance.known_targets(planted_targets(2, seed, 24, noise=0.05), "mean_log2_k") for seed in range(16)
     ]

@@ -72,10 +72,9 @@ def test_an_interrupted_notebook_ends_without_a_traceback(tmp_path: Path) -> Non
 
 
 def test_a_failing_cell_is_one_sentence_and_its_traceback_is_kept(tmp_path: Path) -> None:
-    notebook = nbformat.v4.new_notebook()
-    for code, tags in (("told = 0", ["parameters"]), ("raise ValueError(told)", [])):
-        notebook.cells.append(nbformat.v4.new_code_cell(code, metadata={"tags": tags}))
-    nbformat.write(notebook, tmp_path / "fails.ipynb")
+    default = nbformat.v4.new_code_cell("told = 0", metadata={"tags": ["parameters"]})
+    cells = [default, nbformat.v4.new_code_cell("raise ValueError(told)")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "fails.ipynb")
     with pytest.raises(InputError, match=r"a cell of fails.ipynb failed: ValueError: 7; the traceback is in"):
         execute(tmp_path / "fails.ipynb", tmp_path / "figures", {"told": 7})
     assert "Traceback" in (tmp_path / "figures" / "fails.ipynb").read_text()

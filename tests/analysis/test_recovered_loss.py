@@ -133,7 +133,7 @@ def test_both_criteria_by_hand(
     rows = pd.concat([choice(rule, 1, *own, **swap), choice(rule, 1, *null, "other_document", **swap)])
     effects = recovered_loss.token_effects(rows).set_index("criterion").loc[["loss", "divergence"]]
     found = effects[["gain", "recovered", "null_recovered", "excess", "share"]]
-    np.testing.assert_allclose(found, [by_loss, by_divergence], rtol=1e-6)
+    np.testing.assert_allclose(found, [by_loss, by_divergence])
 
 
 def test_curves_of_the_loss_by_hand(by_hand: pd.DataFrame) -> None:
@@ -247,7 +247,7 @@ def test_windows_by_hand() -> None:
         [np.nan] * 4,  # 64 tokens are worth no more than 8
         [8 * 2 ** (share / 1.1) for share in (0.5, 0.7, 0.9, 0.95)],  # more harms: the first w counts
     ]
-    np.testing.assert_allclose(np.transpose(found), expected, rtol=1e-6)
+    np.testing.assert_allclose(np.transpose(found), expected)
 
 
 def assert_drawn(ax: Axes, index: int, rows: pd.DataFrame, value: str = "loss") -> Line2D:
