@@ -15,7 +15,7 @@ import pytest
 from measured_documents import measure, write_checkpoint, write_folder
 from olmo.model import OLMo
 from sparsity_length.analysis import explorer
-from sparsity_length.analysis.explorer import _OF_TARGETS, NATS
+from sparsity_length.analysis.explorer import NATS
 from sparsity_length.programs import influential_tokens, loss_differences
 
 from sparsity_length.cli import InputError
@@ -32,6 +32,13 @@ TARGETS = 3
 WORDS = f"--long-context-length {LONG} --targets-per-chunk {TARGETS} --max-chunks-per-document 4".split()
 KS = [1, 2, 4, 8]
 RULES = ["leave_one_out", "recency"]
+OF_TARGETS = {
+    "short": "short_context_loss",
+    "long": "long_context_loss",
+    "expected": "short_context_divergence",
+    "specific": "document_specific_gain",
+}
+"""What the page calls columns."""
 FEW = ["--rules", *RULES, "--k", *map(str, KS)]
 MODELS = ["long <b>", "other"]
 LOSSES_ONLY = "short"
@@ -91,8 +98,8 @@ def test_records_are_the_parquet_row_by_row(explorable: Path) -> None:
         positions = chunk["start"] + np.array(chunk["targets"])
         measured = chunk["models"][model]
         assert "swap" not in measured and sorted(measured["rules"]) == (RULES if model in MODELS else [])
-        of_targets = losses.loc[model, document_id].loc[positions, [*_OF_TARGETS.values()]]
-        found = np.transpose([measured[name] for name in _OF_TARGETS])
+        of_targets = losses.loc[model, document_id].loc[positions, [*OF_TARGETS.values()]]
+        found = np.transpose([measured[name] for name in OF_TARGETS])
         np.testing.assert_allclose(found * NATS, of_targets, atol=NATS)
         for rule, criterion in product(measured["rules"], ("loss", "divergence")):
             rows = k_star.loc[model, document_id, rule, criterion].loc[positions]
