@@ -51,17 +51,15 @@ LIBRARIES = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.gpt_neox.modeling_gpt_neox",
 )
-_MOST_SECONDS_OF_IMPORTS = 240
-_LARGEST_REQUEST = 1 << 20  # bytes, and so is the next
-_NUMBER = 32
+_NUMBER = 32  # bytes
 _SHARED = "FORKING_SERVER"
 """The variable that tells processes of tests the address of the one that forks for all of them."""
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
-def command(*words: str | Path, name: str = "python") -> list[str]:
-    """What starts this Python, or torchrun, on these words: forked. Of a signal it tells as a shell does."""
-    return [sys.executable, "-S", "-E", __file__, name, _server(), *map(str, words)]
+def command(*words: str | Path) -> list[str]:
+    """What starts this Python on these words: forked. Of a signal it tells as a shell does."""
+    return [sys.executable, "-S", "-E", __file__, "run", _server(), *map(str, words)]
 
 
 def until(holds: Callable[[], object], seconds: float, say: Callable[[], object]) -> None:
@@ -110,10 +108,11 @@ def ranks(program: str, *words: str | Path, cwd: Path) -> Iterator[None]:
 
 def stand_ins(folder: Path) -> Path:
     """Write `python` and `torchrun` into a folder for the PATH of others; both fork what they are to run."""
-    for name in ("python", "torchrun"):
-        words = shlex.join(["exec", *command(name=name)])
-        torchruns_own = f"export PYTHON_EXEC={folder}/python\n" if name == "torchrun" else ""
-        (folder / name).write_text(f'#!/bin/sh\n{torchruns_own}{words} "$@"\n')
+    for name, words in {
+        "python": shlex.join(command()),
+        "torchrun": f"env PYTHON_EXEC={folder}/python {folder}/python -m torch.distributed.run",
+    }.items():
+        (folder / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
         (folder / name).chmod(0o755)
     return folder
 
@@ -132,7 +131,7 @@ def python_that_forks() -> Path:
 def _server() -> str:
     """The address of the process that forks: the shared one, or one that is started when first wanted."""
     address = os.environ.get(_SHARED) or _begun_server()[0]
-    until(Path(address).exists, _MOST_SECONDS_OF_IMPORTS, lambda: "the process that forks has not begun")
+    until(Path(address).exists, 240, lambda: "the process that forks has not begun")
     return address
 
 
@@ -143,14 +142,13 @@ def _begun_server() -> tuple[str, "subprocess.Popen[bytes]"]:
     return address, subprocess.Popen([sys.executable, __file__, "serve", address], stdin=subprocess.PIPE)
 
 
-def _stand_in(name: str, address: str, words: list[str]) -> NoReturn:
+def _stand_in(address: str, words: list[str]) -> NoReturn:
     """Have a program run, pass signals on, and end as it does; to end this process kills it."""
-    program = ("torchrun", *words) if name == "torchrun" else tuple(words[words[0] == "-u" :])
     signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)  # until it is known to whom
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(address)
-    request = json.dumps({"words": program, "cwd": str(Path.cwd()), "environment": dict(os.environ)})
-    socket.send_fds(connection, [request.encode()], [0, 1, 2])
+    program = {"words": words[words[0] == "-u" :], "cwd": str(Path.cwd()), "environment": dict(os.environ)}
+    socket.send_fds(connection, [json.dumps(program).encode()], [0, 1, 2])
     pid = int(connection.recv(_NUMBER))
 
     def pass_on(number: int, frame: object) -> None:
@@ -184,13 +182,11 @@ def _serve(address: str) -> None:
 def _run_and_tell(connection: socket.socket) -> NoReturn:
     """Run the program in a process of its own; tell its ID, and how it ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    request, standard, _, _ = socket.recv_fds(connection, _LARGEST_REQUEST, 3)
+    request, standard, _, _ = socket.recv_fds(connection, 1 << 20, 3)
     pid = os.fork()
     if pid == 0:
         connection.close()
         _become(json.loads(request), standard)
-    for descriptor in standard:
-        os.close(descriptor)
     connection.send(b"%d" % pid)
     if connection in select.select([os.pidfd_open(pid), connection], [], [])[0]:  # whoever asked has gone
         os.kill(pid, signal.SIGKILL)
@@ -212,9 +208,7 @@ def _become(request: dict, standard: list[int]) -> NoReturn:
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv = request["words"]
-    if sys.argv[0] == "torchrun":
-        importlib.import_module("torch.distributed.run").main(sys.argv[1:])
-    elif sys.argv[0] == "-c":
+    if sys.argv[0] == "-c":
         sys.path[0] = ""
         sys.modules["__main__"] = types.ModuleType("__main__")
         exec(sys.argv.pop(1), vars(sys.modules["__main__"]))
@@ -234,4 +228,4 @@ if __name__ == "__main__":
         gc.freeze()  # what is never looked at again stays one copy for all
         _serve(address)
     else:
-        _stand_in(role, address, words)
+        _stand_in(address, words)

@@ -1,7 +1,6 @@
 """Programs as they are typed: manuals, bad input, SQL over results, outputs, standard streams."""
 
 import io
-import json
 import os
 import re
 import shutil
@@ -17,14 +16,7 @@ from measured_documents import Typed, command_line, contents
 from sparsity_length.programs import explain, loss_differences, query
 from written_results import write_length_losses
 
-from sparsity_length.cli import (
-    ALIASES,
-    PROGRAMS,
-    InputError,
-    main,
-    stage_of,
-    words,
-)
+from sparsity_length.cli import ALIASES, PROGRAMS, InputError, main, stage_of
 
 NAMES = [module.rpartition(".")[2] for modules in PROGRAMS.values() for module in modules]
 
@@ -53,47 +45,49 @@ def test_the_list_of_programs_has_each_with_what_it_does(typed: Typed) -> None:
 
 
 STEP = "run/step20-unsharded"
-BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
-    "no data": (
-        lambda folder: shutil.rmtree(folder / "data"),
-        "",
-        "no tokenized data in {folder}/data; run sparsity tokenize",
-    ),
-    "no checkpoint": (
-        lambda folder: shutil.rmtree(folder / STEP),
-        "",
-        "no model at {folder}/run: name a folder with a Hugging Face model's",
-    ),
-    "damaged checkpoint": (
-        lambda folder: (folder / STEP / "model.pt").write_bytes(b"PK\x03\x04"),
-        "",
-        "model.pt is damaged, or was not written by torch.save",
-    ),
-    "not OLMo": (
-        lambda folder: (folder / STEP / "config.yaml").write_text("model_type: llama\n"),
-        "",
-        "step20-unsharded/config.yaml is not an OLMo configuration",
-    ),
-    "two of one name": (
-        lambda folder: shutil.copytree(folder / "run", folder / "elsewhere" / "run"),
-        "--checkpoints {folder}/run {folder}/elsewhere/run",
-        "two models are named alike, of run, run",
-    ),
-    "no distant context": (lambda _: None, "--short-context-length 12", "no distant context is left"),
-    "a longer window": (lambda _: None, "--context-lengths 10", "--context-lengths 10: the first target"),
-    "unknown device": (lambda _: None, "--device abacus", "--device abacus cannot be used here"),
-}
 
 
-@pytest.mark.parametrize("case", BAD_INPUTS)
-def test_bad_input_is_one_sentence(case: str, folder: Path, typed: Typed) -> None:
-    spoil, flags, sentence = BAD_INPUTS[case]
+@pytest.mark.parametrize(
+    ("spoil", "flags", "sentence"),
+    [
+        (
+            lambda folder: shutil.rmtree(folder / "data"),
+            "",
+            "no tokenized data in {folder}/data; run sparsity tokenize",
+        ),
+        (
+            lambda folder: shutil.rmtree(folder / STEP),
+            "",
+            "no model at {folder}/run: name a folder with a Hugging Face model's",
+        ),
+        (
+            lambda folder: (folder / STEP / "model.pt").write_bytes(b"PK\x03\x04"),
+            "",
+            "model.pt is damaged, or was not written by torch.save",
+        ),
+        (
+            lambda folder: (folder / STEP / "config.yaml").write_text("model_type: llama\n"),
+            "",
+            "step20-unsharded/config.yaml is not an OLMo configuration",
+        ),
+        (
+            lambda folder: shutil.copytree(folder / "run", folder / "elsewhere" / "run"),
+            "--checkpoints {folder}/run {folder}/elsewhere/run",
+            "two models are named alike, of run, run",
+        ),
+        (lambda _: None, "--short-context-length 12", "no distant context is left"),
+        (lambda _: None, "--context-lengths 10", "--context-lengths 10: the first target"),
+        (lambda _: None, "--device abacus", "--device abacus cannot be used here"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    spoil: Callable[[Path], object], flags: str, sentence: str, folder: Path, typed: Typed
+) -> None:
     spoil(folder)
     words = command_line(loss_differences, folder, *flags.format(folder=folder).split())
     code, _, said = typed(loss_differences.STAGE.main, "stage.py", *words)
-    last = said.splitlines()[-1]
-    assert code == 2 and last.startswith("stage.py: error: ")
-    assert sentence.format(folder=folder) in last
+    *_, last = said.splitlines()
+    assert code == 2 and last.startswith("stage.py: error: ") and sentence.format(folder=folder) in last
     assert contents(folder / "results") == {}
 
 
@@ -142,27 +136,20 @@ def test_bad_input_is_one_sentence_and_exit_code_two(
     monkeypatch: pytest.MonkeyPatch,
     typed: Typed,
 ) -> None:
-    (tmp_path / "empty").mkdir()
-    shutil.copytree(results, tmp_path / "cut")
     shutil.copytree(results / "length_losses", tmp_path / "unmarked" / "length_losses")
-    path = next((tmp_path / "cut").glob("length_losses/2/*.parquet"))
-    path.write_bytes(path.read_bytes()[:-9])
     monkeypatch.chdir(tmp_path)
     for asked, sentence in (
         (["SELECT 1 FROM nothing"], "nothing does not exist"),
         (["SELEC 1"], "syntax error"),
         (["COPY length_losses TO 'a.csv'"], "not a single SELECT"),
         (["EXPLAIN ANALYZE COPY length_losses TO 'a.csv'"], "not a single SELECT"),
-        (["SELECT 1", "--results", "empty"], "empty holds no results"),
         (["SELECT 1", "--results", "unmarked"], "unmarked holds no results"),
-        (["FROM length_losses", "--results", "cut"], "parquet has"),
         (["--out", "-"], "not a folder to export to"),
         (["SELECT 1", "--out", "a.json"], "neither .csv nor .parquet"),
     ):
         code, said, error = typed(query.STAGE.main, "query.py", "--results", results, *asked)
-        assert (code, said) == (2, ""), asked
-        assert error.count("\n") == 1 and error.startswith("query.py: error: "), asked
-        assert sentence in error, error
+        assert (code, said, error.count("\n")) == (2, "", 1), asked
+        assert error.startswith("query.py: error: ") and sentence in error, error
     assert not (tmp_path / "a.csv").exists()
 
 
@@ -170,8 +157,8 @@ def test_bad_input_is_one_sentence_and_exit_code_two(
     ("name", "words"),
     [
         ("query", "--results {folder} --out {folder}"),
-        ("query", "SELECT --results {folder} --out {shard}"),
-        ("query", "SELECT --results {folder} --out {folder}/link/{shard_name}"),
+        ("query", "SELECT --results {folder} --out {folder}/{shard}"),
+        ("query", "SELECT --results {folder} --out {folder}/link/{shard}"),
         (
             "tokenize_c4",
             "--source {folder}/texts.jsonl {folder}/manifest.json --tokenizer bpe:300 --out {folder}",
@@ -181,52 +168,47 @@ def test_bad_input_is_one_sentence_and_exit_code_two(
             "--source {folder}/texts.jsonl {folder}/evaluation_documents/00000-of-00001.parquet"
             " --tokenizer olmo --num-tasks 2 --task-index 0 --out {folder}",
         ),
-        ("explorer", "{folder} --out {shard}"),
+        ("explorer", "{folder} --out {folder}/{shard}"),
         ("choose_texts", "--source web={folder}/*.jsonl --out {folder}/texts.jsonl"),
     ],
 )
 def test_an_output_onto_an_input_is_refused(name: str, words: str, tmp_path: Path) -> None:
     """Results, texts and tables, each under a name that some program writes."""
-    shard_name = "length_losses/a/00000-of-00001.parquet"
-    shard = write_length_losses(tmp_path, "a", [1.0]) / shard_name
+    shard = "length_losses/a/00000-of-00001.parquet"
+    write_length_losses(tmp_path, "a", [1.0])
     for file in ("texts.jsonl", "manifest.json"):
-        (tmp_path / file).write_text(json.dumps({"text": "a text", "url": "u"}))
-    (tmp_path / "evaluation_documents").mkdir()
-    for file in ("outcomes.parquet", "evaluation_documents/00000-of-00001.parquet"):
-        shutil.copy(shard, tmp_path / file)
+        (tmp_path / file).write_text('{"text": "a text", "url": "u"}')
+    shutil.copytree((tmp_path / shard).parent, tmp_path / "evaluation_documents")
     (tmp_path / "link").symlink_to(tmp_path)
     before = contents(tmp_path)
     with pytest.raises(InputError, match="is an input, which the output would replace"):
-        stage_of(name)(words.format(folder=tmp_path, shard=shard, shard_name=shard_name).split())
+        stage_of(name)(words.format(folder=tmp_path, shard=shard).split())
     assert contents(tmp_path) == before
 
 
 def test_another_system_is_named() -> None:
-    command = "import sys; sys.platform = 'win32'; import sparsity_length"
-    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    command = [sys.executable, "-c", "import sys; sys.platform = 'win32'; import sparsity_length"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.splitlines()[-1].endswith("on Windows, under WSL")
 
 
 @pytest.mark.parametrize(
     ("command", "code", "output", "error"),
     [
-        ("{sparsity} explain --model {folder} <&-", 2, "", "there is no text: standard input is closed"),
         ("{sparsity} query --results {folder} 'SELECT 1' >&-", 2, "", "standard output is closed"),
-        ("{sparsity} query --results {folder} 'SELECT 7' 2>&-", 0, "7", ""),
         (
             "{sparsity} query --results {folder} 'SELECT range FROM range(200)' | true; exit $PIPESTATUS",
             141,
             "",
             "",
         ),
-        ("{sparsity} query --results {folder} \"SELECT '中文', length('中文') + 40\"", 0, " 42 ", ""),
+        ("{sparsity} query --results {folder} \"SELECT '中文', length('中文') + 40\" 2>&-", 0, " 42 ", ""),
     ],
 )
 def test_streams(command: str, code: int, output: str, error: str, tmp_path: Path) -> None:
     write_length_losses(tmp_path, "a", [1.0])
-    program = f"{sys.executable} -c 'from sparsity_length.cli import main; main()'"
     ended = subprocess.run(
-        ["bash", "-c", command.format(sparsity=program, folder=tmp_path)],
+        ["bash", "-c", command.format(sparsity=f"{sys.executable} -m sparsity_length", folder=tmp_path)],
         capture_output=True,
         text=True,
         env={**os.environ, "LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
@@ -235,16 +217,22 @@ def test_streams(command: str, code: int, output: str, error: str, tmp_path: Pat
     assert error in ended.stderr and len(ended.stderr.splitlines()) == (1 if error else 0)
 
 
-def test_a_terminal_is_told_that_it_is_read(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("stdin", "sentence", "told"),
+    [
+        (
+            SimpleNamespace(isatty=lambda: True, buffer=io.BytesIO(b" ")),
+            "the text is empty",
+            "reading standard input: end the text with Ctrl-D",
+        ),
+        (None, "there is no text: standard input is closed", ""),  # as Python has it if it is
+    ],
+)
+def test_a_terminal_is_told_that_it_is_read_and_closed_input_is_refused(
+    stdin: object, sentence: str, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True, buffer=io.BytesIO(b" ")))
-    with pytest.raises(InputError, match="the text is empty"):
+    monkeypatch.setattr(sys, "stdin", stdin)
+    with pytest.raises(InputError, match=sentence):
         explain.STAGE(["--model", "none"])
-    assert "reading standard input: end the text with Ctrl-D" in caplog.text
-
-
-def test_words_of_a_command_line_are_utf_8() -> None:
-    given = "中文 naïve"
-    assert words(given) == given and words(given.encode().decode("ascii", "surrogateescape")) == given
+    assert told in caplog.text

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from unittest.mock import DEFAULT, Mock
+from unittest.mock import DEFAULT, Mock, patch
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -24,7 +24,7 @@ from sparsity_length.text.tokenizing import evaluates
 
 WORDS = ["<|endoftext|>", "<unk>", *"abcdefghij"]  # so a is 2, b is 3, …; of a number's digits 0 is a, 1 is b
 SHARED = 8  # trains, with the flags below
-TASKS = ("--evaluation-fraction", "0.2", "--seed", "1", "--tokens-per-part", "300")
+TASKS = "--evaluation-fraction 0.2 --seed 1 --tokens-per-part 300"
 EVALUATION = "--evaluation-source {}/evaluation.jsonl"
 
 
@@ -80,15 +80,18 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def tokenize_task(corpus: Path, out: Path, num_tasks: int, index: int, *flags: str) -> None:
-    """Run the stage for one task, on all files of the corpus."""
-    here = ("--source", f"{corpus}/file-?.jsonl", "--tokenizer", f"{corpus}/words.json", *TASKS)
-    run(tokenize_c4, "--out", out, *here, "--num-tasks", num_tasks, "--task-index", index, *flags)
+def tokenize_task(corpus: Path, out: Path, num_tasks: int, index: int, flags: str = "") -> None:
+    """Run the stage for one task, on all files of the corpus, which the flags call {}."""
+    words = (
+        f"--source {{}}/file-?.jsonl --tokenizer {{}}/words.json {TASKS} {flags}"
+        f" --num-tasks {num_tasks} --task-index {index}"
+    )
+    run(tokenize_c4, "--out", out, *words.replace("{}", str(corpus)).split())
 
 
-def tokenize_corpus(corpus: Path, out: Path, *flags: str, num_tasks: int = 1) -> TokenizedData:
+def tokenize_corpus(corpus: Path, out: Path, flags: str = "", num_tasks: int = 1) -> TokenizedData:
     for index in reversed(range(num_tasks)):  # the order in which tasks run does not matter
-        tokenize_task(corpus, out, num_tasks, index, *flags)
+        tokenize_task(corpus, out, num_tasks, index, flags)
     if num_tasks > 1:
         run(tokenize_c4, "--out", out, "--merge")
     return TokenizedData.open(out)
@@ -109,13 +112,12 @@ def evaluation_rows(data: TokenizedData) -> list[tuple[str, tuple[int, ...]]]:
 def test_every_integer_of_a_small_corpus_as_olmo_reads_it(
     largest_id: int, dtype: type, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    words = (folder / "words.json").read_text().replace('"g": 8', f'"g": {largest_id}')
-    (folder / "words.json").write_text(words)
+    words = folder / "words.json"
+    words.write_text(words.read_text().replace('"g": 8', f'"g": {largest_id}'))
     data = tokenize(folder, f"{EVALUATION} --tokens-per-part 5")
     # "c" evaluates and so does not train; the empty document is skipped
-    parts = [[3, 3, 0, 5, 1, 7, 0], [largest_id, 0]]
-    raw = [path.read_bytes() for path in data.train_paths]
-    assert raw == [np.array(part, np.dtype(dtype).newbyteorder("<")).tobytes() for part in parts]
+    parts = [np.fromfile(path, np.dtype(dtype).newbyteorder("<")).tolist() for path in data.train_paths]
+    assert parts == [[3, 3, 0, 5, 1, 7, 0], [largest_id, 0]]
     # OLMo takes whole chunks of 2 from each part.
     chunks = MemMapDataset(*data.train_paths, chunk_size=2, memmap_dtype=dtype)
     assert [chunk["input_ids"].tolist() for chunk in chunks] == [[3, 3], [0, 5], [1, 7], [largest_id, 0]]
@@ -123,12 +125,11 @@ def test_every_integer_of_a_small_corpus_as_olmo_reads_it(
         (Document.from_record({"text": text}).document_id, f"https://{number}.org", token_ids)
         for number, (text, token_ids) in enumerate({"h h": [9, 9], "c": [4], "a 你 a": [2, 1, 2]}.items())
     ]
-    evaluation = data.evaluation_documents()
-    found = [(document.document_id, document.url, document.token_ids.tolist()) for document in evaluation]
-    assert found == sorted(expected)
+    assert sorted(expected) == [
+        (one.document_id, one.url, one.token_ids.tolist()) for one in data.evaluation_documents()
+    ]
     assert (data.vocabulary_size, data.eos_token_id) == (largest_id + 1, 0)
-    counted_V = training_token_counts(data)
-    assert [counted_V[token_id] for token_id in (0, 1, 2, 3, 5, 7, largest_id)] == [0, 1, 0, 2, 1, 1, 1]
+    assert [*training_token_counts(data)[[0, 1, 2, 3, 5, 7, largest_id]]] == [0, 1, 0, 2, 1, 1, 1]
     assert data.manifest["counts"] == {
         "train_documents": 3,
         "train_tokens": 9,
@@ -145,10 +146,13 @@ def test_every_integer_of_a_small_corpus_as_olmo_reads_it(
         tokenize(folder, f"{EVALUATION} --tokens-per-part 5")
 
 
-def test_the_decision_is_fixed_by_seed_and_content() -> None:
+@pytest.mark.parametrize(
+    ("fraction", "seed", "decision"),
     # sha256("0:00000000000000aa") begins with 0381, sha256("1:00000000000000aa") with e750
-    decisions = [evaluates("00000000000000aa", fraction, seed) for fraction in (0, 0.5, 1) for seed in (0, 1)]
-    assert decisions == [False, False, True, False, True, True]
+    [(0, 0, False), (0, 1, False), (0.5, 0, True), (0.5, 1, False), (1, 0, True), (1, 1, True)],
+)
+def test_the_decision_is_fixed_by_seed_and_content(fraction: float, seed: int, decision: bool) -> None:
+    assert evaluates("00000000000000aa", fraction, seed) == decision
 
 
 def test_bpe_is_trained_on_the_training_part_only(folder: Path) -> None:
@@ -178,21 +182,20 @@ def test_bad_input_is_a_sentence_and_leaves_no_data(folder: Path, lines: str, fl
     assert "data/manifest.json" not in contents(folder)
 
 
-@pytest.mark.parametrize("flags", [(), ("--max-documents", "150")])
+@pytest.mark.parametrize("flags", ["", "--max-documents 150"])
 def test_killed_again_and_again_the_bytes_are_the_same(
-    flags: tuple[str, ...], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flags: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each run records one part, and ends between the next part and its record."""
     monkeypatch.setattr(tokenizing, "DOCUMENTS_PER_BATCH", 5)
-    whole = tokenize_corpus(corpus, tmp_path / "whole", *flags)
+    whole = tokenize_corpus(corpus, tmp_path / "whole", flags)
     assert len(whole.train_paths) > 3
     for _ in whole.train_paths[2:]:
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            killed = Mock(wraps=tokenizing.write_json, side_effect=[DEFAULT, KeyboardInterrupt])
-            patch.setattr(tokenizing, "write_json", killed)
-            tokenize_corpus(corpus, tmp_path / "data", *flags)
+        killed = Mock(wraps=tokenizing.write_json, side_effect=[DEFAULT, KeyboardInterrupt])
+        with patch.object(tokenizing, "write_json", killed), pytest.raises(KeyboardInterrupt):
+            tokenize_corpus(corpus, tmp_path / "data", flags)
     (tmp_path / f"data/train/.{whole.train_paths[-1].name}.part").write_bytes(b"half")
-    tokenize_corpus(corpus, tmp_path / "data", *flags)
+    tokenize_corpus(corpus, tmp_path / "data", flags)
     assert contents(tmp_path / "data") == contents(tmp_path / "whole")
 
 
@@ -208,9 +211,8 @@ def test_killed_again_and_again_the_bytes_are_the_same(
 def test_tasks_together_are_the_corpus(
     num_tasks: int, flags: str, num_all: int, num_evaluation: int, corpus: Path, tmp_path: Path
 ) -> None:
-    words = flags.format(corpus).split()
-    whole = tokenize_corpus(corpus, tmp_path / "whole", *words)
-    data = tokenize_corpus(corpus, tmp_path / "tasks", *words, num_tasks=num_tasks)
+    whole = tokenize_corpus(corpus, tmp_path / "whole", flags)
+    data = tokenize_corpus(corpus, tmp_path / "tasks", flags, num_tasks)
     assert evaluation_rows(data) == evaluation_rows(whole)
     documents = training_documents(data)
     # Tasks know nothing of each other: the text at the end of the last file is that of the first file again.
@@ -225,8 +227,7 @@ def test_finished_tasks_are_skipped_and_a_damaged_one_is_named_by_the_merge(
     corpus: Path, tmp_path: Path
 ) -> None:
     tokenize_corpus(corpus, tmp_path, num_tasks=2)
-    merge = tokenize_c4.STAGE.parse(["--out", str(tmp_path), "--merge"])
-    assert not tokenize_c4.STAGE.left(merge)
+    assert not tokenize_c4.STAGE.left(tokenize_c4.STAGE.parse(["--out", str(tmp_path), "--merge"]))
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "tasks").rglob("[!.]*")}
     tokenize_corpus(corpus, tmp_path, num_tasks=2)
     assert times == {path: path.stat().st_mtime_ns for path in times}
@@ -246,25 +247,23 @@ def test_finished_tasks_are_skipped_and_a_damaged_one_is_named_by_the_merge(
 def test_tasks_made_otherwise_are_refused_and_not_merged(
     corpus: Path, tmp_path: Path, flags: str, fault: str
 ) -> None:
-    words = flags.format(corpus).split()
     tokenize_task(corpus, tmp_path, 2, 0)
     with pytest.raises(InputError, match=fault):
-        tokenize_task(corpus, tmp_path, 2, 0, *words)
-    tokenize_task(corpus, tmp_path, 2, 1, *words)
+        tokenize_task(corpus, tmp_path, 2, 0, flags)
+    tokenize_task(corpus, tmp_path, 2, 1, flags)
     with pytest.raises(InputError, match=fault):
         run(tokenize_c4, "--out", tmp_path, "--merge")
 
 
 def test_a_merge_needs_all_tasks_of_one_division(corpus: Path, tmp_path: Path) -> None:
-    for num_tasks, fault in (
-        (None, "holds tasks of --num-tasks no number"),
-        (2, "misses 1 of 2 tasks: --task-index 0;"),
-        (3, "holds tasks of --num-tasks 2 and 3"),
+    for fault, num_tasks in (
+        ("holds tasks of --num-tasks no number", 2),
+        ("misses 1 of 2 tasks: --task-index 0;", 3),
+        ("holds tasks of --num-tasks 2 and 3", 2),
     ):
-        if num_tasks is not None:
-            tokenize_task(corpus, tmp_path, num_tasks, 1)
         with pytest.raises(InputError, match=fault):
             run(tokenize_c4, "--out", tmp_path, "--merge")
+        tokenize_task(corpus, tmp_path, num_tasks, 1)  # for the next fault
 
 
 TEXTS = [
@@ -276,7 +275,6 @@ TEXTS = [
         ["tiny"],
     )
 ]
-LENGTHS = [90, 150]
 NEEDLES = {
     "0000000000000010": ("Cairo", "72557"),
     "0000000000000011": ("Athens", "35878"),
@@ -286,8 +284,11 @@ NEEDLES = {
 
 
 def plant(folder: Path, *flags: object) -> None:
-    here = ["--data", folder / "data", "--out", folder / "out"]
-    run(plant_needles, *here, "--document-lengths", *LENGTHS, *flags)
+    run(
+        plant_needles,
+        *f"--data {folder}/data --out {folder}/out --document-lengths 90 150".split(),
+        *flags,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -305,7 +306,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", [90, 150])
 def test_needle_question_and_answer_are_where_the_truth_says(planted: Path, length: int) -> None:
     """A text's beginning with the needle in it, up to the given depth and not within a word; the question."""
     opened = TokenizedData.open(planted / f"out/length-{length}/data")
@@ -314,8 +315,9 @@ def test_needle_question_and_answer_are_where_the_truth_says(planted: Path, leng
     sources = dict(evaluation_rows(TokenizedData.open(planted / "data")))
     rows = pq.read_table(opened.folder / NEEDLES_FILE).to_pylist()
     assert sorted(documents) == sorted(row["document_id"] for row in rows)
-    found = [(row["source_document_id"], row["depth"]) for row in rows]
-    assert found == [(source, depth) for source in NEEDLES for depth in (None, *DEPTHS)]
+    assert [(row["source_document_id"], row["depth"]) for row in rows] == [
+        (source, depth) for source in NEEDLES for depth in (None, *DEPTHS)
+    ]
     for row in rows:
         city, answer = NEEDLES[row["source_document_id"]]
         statement = f" The magic number of {city} is {answer}"
@@ -334,8 +336,8 @@ def test_needle_question_and_answer_are_where_the_truth_says(planted: Path, leng
         spans = ids[row["answer_position"] :], [ids[place] for place in row["needle_answer_positions"]]
         answers = ["".join(tokenizer.pieces(span)) for span in spans]
         assert answers == [f" {answer}", "" if is_control else f" {answer}"]
-        assert (row["needle_position"] is None) == is_control
         assert (row["answer"], row["num_needle_tokens"]) == (answer, len(needle))
+        assert (row["needle_position"] is None) == is_control
         assert row["context_length"] == row["answer_position"] + row["num_answer_tokens"] == length
 
 
@@ -358,16 +360,13 @@ def test_the_same_again_and_refusals_change_no_byte(planted: Path, flags: list[o
 
 @pytest.mark.parametrize("unk_token", ["<unk>", None])  # without one, what cannot be spelled is dropped
 def test_a_needle_that_the_tokenizer_cannot_spell(unk_token: str | None, tmp_path: Path) -> None:
-    symbols = ["</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz .?"]
-    letters = Tokenizer(
-        models.BPE({symbol: id_ for id_, symbol in enumerate(symbols)}, [], unk_token=unk_token)
-    )
+    known = {one: number for number, one in enumerate(["</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz .?"])}
+    letters = Tokenizer(models.BPE(known, [], unk_token=unk_token))
     letters.normalizer = normalizers.Lowercase()
     tokenizer = load_tokenizer(letters)
-    documents = [EvaluationDocument("0" * 16, tokenizer.encode(["a river runs past " * 40])[0])]
-    write_folder(tmp_path / "data", documents, tokenizer)
-    unspelled = r"cannot spell “The magic number of \w+ is \d{5}.”, which becomes “t h e "
-    with pytest.raises(InputError, match=unspelled):
+    document = EvaluationDocument("0" * 16, tokenizer.encode(["a river runs past " * 40])[0])
+    write_folder(tmp_path / "data", [document], tokenizer)
+    with pytest.raises(InputError, match=r"spell “The magic number of \w+ is \d{5}.”, which becomes “t h e "):
         plant(tmp_path, "--document-lengths", 200)
     # Both depths fall on one place.
     plant(tmp_path, "--templates", "word", "--document-lengths", 200, "--depths", 0.2, 0.201)

@@ -5,7 +5,7 @@ Tokenizers of six kinds, each a Hugging Face folder, are compared with what ever
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from hugging_face_families import make_model
-from measured_documents import word_level
+from measured_documents import run, word_level
 from sparsity_length.programs import tokenize_c4
 from tokenizer_kinds import ENGLISH as TEXTS
 from tokenizer_kinds import SPECIAL, byte_level, metaspace, unigram, word_piece
@@ -27,32 +27,40 @@ from sparsity_length.measuring.given import GivenModel
 from sparsity_length.text.folder import TokenizedData
 from sparsity_length.text.tokenizer import load_tokenizer, parse_tokenizer_name, train_bpe
 
-TEMPLATE = (
-    "{{ bos_token or '' }}{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
-    "{% endfor %}"
-)
-
 
 def template() -> Tokenizer:
     """Puts tokens before and behind a text, and cuts and pads it, which is left out."""
     tokenizer = byte_level()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("<s>", "</s>")])
-    ids = [(token, tokenizer.token_to_id(token)) for token in ("<s>", "</s>")]
     tokenizer.enable_truncation(3)
     tokenizer.enable_padding(length=99)
-    around = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ids)
-    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=True), around])
+    tokenizer.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=True),
+            processors.TemplateProcessing(
+                single="<s> $A </s>",
+                special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("<s>", "</s>")],
+            ),
+        ]
+    )
     return tokenizer
 
 
-Kind = tuple[Callable[[], Tokenizer], dict[str, Any]]
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, tuple[Callable[[], Tokenizer], dict[str, Any]]] = {
     "byte-level": (byte_level, {"eos_token": "<|endoftext|>", "add_prefix_space": True}),
     "metaspace": (
         metaspace,
         {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "legacy": False},
     ),
-    "template": (template, {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE}),
+    "template": (
+        template,
+        {
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "chat_template": "{{ bos_token or '' }}{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+            "{{ m['content'] }}<|im_end|>\n{% endfor %}",
+        },
+    ),
     "word-piece": (
         word_piece,
         {
@@ -95,19 +103,22 @@ def write_folder(folder: Path, tokenizer: Tokenizer, configuration: dict[str, An
         tokenizer.model.save(str(folder))
     else:
         tokenizer.save(str(folder / "tokenizer.json"))
-    configuration = {"tokenizer_class": "PreTrainedTokenizerFast"} | configuration
-    (folder / "tokenizer_config.json").write_text(json.dumps(configuration))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | configuration)
+    )
     return folder
 
 
 def tokenized(out: Path, tokenizer: Path, texts: list[str], *flags: str) -> TokenizedData:
     """Every text evaluates, and one more trains."""
     out.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"text": text, "url": text}) + "\n" for text in ("the mat", *texts)]
-    (out / "train.jsonl").write_text(lines[0])
-    (out / "evaluation.jsonl").write_text("".join(lines[1:]))
-    words = ["--source", f"{out}/train.jsonl", "--evaluation-source", f"{out}/evaluation.jsonl", *flags]
-    tokenize_c4.STAGE([*words, "--out", f"{out}/data", "--tokenizer", str(tokenizer)])
+    (out / "train.txt").write_text("the mat")
+    lines = (json.dumps({"text": text, "url": text}) + "\n" for text in texts)
+    (out / "evaluation.jsonl").write_text("".join(lines))
+    words = (
+        f"--source {out}/train.txt --evaluation-source {out}/evaluation.jsonl --out {out}/data --tokenizer"
+    )
+    run(tokenize_c4, *words.split(), tokenizer, *flags)
     return TokenizedData.open(out / "data")
 
 
@@ -127,33 +138,35 @@ def test_every_program_has_the_tokens_of_autotokenizer(kind: str, tmp_path: Path
     folder = write_folder(tmp_path / kind, make(), configuration)
     automatic = AutoTokenizer.from_pretrained(folder)
     make_model("llama", vocab_size=len(automatic), max_position_embeddings=256).save_pretrained(folder)
-    has_bos = kind not in ("byte-level", "unigram")
-    for bos, num_bos in (("none", 0), ("auto", int(has_bos))):
+    own = {text: automatic(text, add_special_tokens=False)["input_ids"] for text in TEXTS}
+    for bos, num_bos in (("none", 0), ("auto", int(kind not in ("byte-level", "unigram")))):
         data = tokenized(tmp_path / bos, folder, TEXTS, "--bos", bos)
         assert data.eos_token_id == automatic.eos_token_id
         # The folder's tokenizer, AutoTokenizer in memory, the data's own, and its file alone read alike.
         given = [GivenModel(str(folder)).tokenizer(*some, bos=bos) for some in ((), (automatic,))]
-        for text in TEXTS:
-            own = automatic(text, add_special_tokens=False)["input_ids"]
+        for text, tokens in own.items():
             before = automatic(text)["input_ids"][:num_bos]
-            assert documents(data)[text] == own and list(data.bos_token_ids) == before
+            assert documents(data)[text] == tokens and list(data.bos_token_ids) == before
             for tokenizer in (*given, data.tokenizer(), load_tokenizer(data.folder, bos=bos)):
                 read = tokenizer.read(text)
-                assert list(read.bos_token_ids) == before and read.token_ids_N.tolist() == own
-    for text in TEXTS:
-        own = automatic(text, add_special_tokens=False)["input_ids"]
+                assert list(read.bos_token_ids) == before and read.token_ids_N.tolist() == tokens
+    for text, tokens in own.items():
         # BOS belongs to the model: no row
-        assert losses(text, str(folder), short_context_length=2)["token_id"].tolist() == own
-        explained = explain(text, str(folder), short_context_length=2, targets=1, swap_text=TEXTS[1] * 9)
-        assert explained.text.token_ids_N.tolist() == own
+        assert losses(text, str(folder), short_context_length=2)["token_id"].tolist() == tokens
+        page = explain(text, str(folder), short_context_length=2, targets=1, swap_text=TEXTS[1] * 9)
+        assert page.text.token_ids_N.tolist() == tokens
 
 
 def test_token_ids_and_messages_are_texts_too(tmp_path: Path) -> None:
-    make, configuration = KINDS["template"]
-    folder = write_folder(tmp_path / "chat", make(), configuration | {"extra_special_tokens": SPECIAL[3:]})
+    _, configuration = KINDS["template"]
+    folder = write_folder(tmp_path, template(), configuration | {"extra_special_tokens": SPECIAL[3:]})
     automatic = AutoTokenizer.from_pretrained(folder)
-    model = make_model("llama", vocab_size=len(automatic), max_position_embeddings=256)
-    measured = partial(losses, model=model, tokenizer=automatic, short_context_length=3)
+    measured = partial(
+        losses,
+        model=make_model("llama", vocab_size=len(automatic), max_position_embeddings=256),
+        tokenizer=automatic,
+        short_context_length=3,
+    )
     chat = [{"role": "user", "content": TEXTS[0]}, {"role": "assistant", "content": TEXTS[1]}]
     ids = automatic.apply_chat_template(chat, tokenize=True, return_dict=False)
     of_chat = measured(chat)
@@ -163,75 +176,62 @@ def test_token_ids_and_messages_are_texts_too(tmp_path: Path) -> None:
     places = ["token", "byte_start", "byte_end"]
     for texts in (ids, np.array(ids), pd.Series(ids, index=range(5, 5 + len(ids))), [ids], [chat]):
         assert measured(texts).drop(columns=places).equals(of_chat.drop(columns=places))
-    rendered = automatic.apply_chat_template(chat, tokenize=False)
-    # <s> once, though the text brings one
-    assert measured(rendered, special_tokens=True)["token_id"].tolist() == own
+    rendered = measured(automatic.apply_chat_template(chat, tokenize=False), special_tokens=True)
+    assert rendered["token_id"].tolist() == own  # <s> once, though the text brings one
     with pytest.raises(InputError, match="begin with BOS"):
         measured([ids, own])
 
 
-XY = ("<unk>", "x", "y")
 EOT = AddedToken("<eot>", special=True)
 
 
-def words(*known: str, added: Sequence[AddedToken] = ()) -> Tokenizer:
-    tokenizer = word_level(*XY, *known)
-    tokenizer.add_tokens([*added])
-    return tokenizer
-
-
 @pytest.mark.parametrize(
-    ("tokenizer", "configuration", "flags", "eos"),
+    ("known", "added", "configuration", "flags", "eos"),
     [
-        (words("</s>", "<eos>"), {}, (), "</s>"),
-        (words(added=[AddedToken("</s>", special=False)]), {}, (), "</s>"),
-        (words(added=[EOT]), {"eos_token": "<eot>"}, (), "<eot>"),
-        (
-            words("</s>", added=[EOT]),
-            {"eos_token": {"content": "<eot>", "__type": "AddedToken"}},
-            (),
-            "<eot>",
-        ),
-        (words(added=[EOT]), {}, ("--eos-token", "<eot>"), "<eot>"),
-        (words("</s>", added=[EOT]), {"eos_token": "</s>"}, ("--eos-token", "<eot>"), "<eot>"),
+        (["</s>", "<eos>"], [], {}, (), "</s>"),
+        ([], [AddedToken("</s>", special=False)], {}, (), "</s>"),
+        ([], [EOT], {"eos_token": "<eot>"}, (), "<eot>"),
+        (["</s>"], [EOT], {"eos_token": {"content": "<eot>", "__type": "AddedToken"}}, (), "<eot>"),
+        ([], [EOT], {}, ("--eos-token", "<eot>"), "<eot>"),
+        (["</s>"], [EOT], {"eos_token": "</s>"}, ("--eos-token", "<eot>"), "<eot>"),
     ],
 )
 def test_what_ends_a_document(
-    tokenizer: Tokenizer,
+    known: list[str],
+    added: list[AddedToken],
     configuration: dict[str, Any],
     flags: tuple[str, ...],
     eos: str,
     tmp_path: Path,
 ) -> None:
+    tokenizer = word_level("<unk>", "x", "y", *known)
+    tokenizer.add_tokens(added)
     folder = write_folder(tmp_path / "model", tokenizer, configuration)
     data = tokenized(tmp_path / "out", folder, ["x y", f"x {eos} y"], *flags)
     assert data.eos_token_id == data.tokenizer().eos_token_id == tokenizer.token_to_id(eos)
     # The EOS of a text is text, and if it cannot be, it stays in; explain reads the same.
     found = documents(data)[f"x {eos} y"]
     assert found == [1, tokenizer.get_vocab(with_added_tokens=False).get(eos, 0), 2]
-    read = load_tokenizer(folder).read(f"x {eos} y")
-    assert read.token_ids_N.tolist() == found
+    assert load_tokenizer(folder).read(f"x {eos} y").token_ids_N.tolist() == found
 
 
 def test_control_tokens_are_text_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    make, configuration = KINDS["template"]
-    folder = write_folder(tmp_path / "model", make(), configuration)
+    folder = write_folder(tmp_path / "model", template(), KINDS["template"][1])
     texts = ["the <s> cat", "</s>", "the cat"]
     automatic = AutoTokenizer.from_pretrained(folder)
-    as_text = documents(tokenized(tmp_path / "text", folder, texts))[texts[0]]
+    as_text = tokenized(tmp_path / "text", folder, texts)
     assert caplog.text.count("control tokens stand in the text, such as <") == 1
     as_control = tokenized(tmp_path / "control", folder, texts, "--special-tokens")
     assert documents(as_control)[texts[0]] == automatic(texts[0])["input_ids"][1:-1]
-    assert automatic.bos_token_id not in as_text and as_control.manifest["settings"]["special_tokens"]
-
-
-FIRST = "<unk>", "<s>", "</s>"
+    assert (
+        automatic.bos_token_id not in documents(as_text)[texts[0]]
+        and as_control.manifest["settings"]["special_tokens"]
+    )
 
 
 def test_bpe_merges_what_is_frequent() -> None:
-    tokenizer = train_bpe(["abab abab"], 258)
     # The alphabet in order of code points: '!' is 1, so 'a' is 65 and 'b' 66; 'ab' is the one merge, 257.
-    assert tokenizer.encode(["aabb"])[0].tolist() == [65, 257, 66]
+    assert train_bpe(["abab abab"], 258).encode(["aabb"])[0].tolist() == [65, 257, 66]
 
 
 def test_pieces_and_known_ids_of_olmos_tokenizer() -> None:
@@ -239,11 +239,10 @@ def test_pieces_and_known_ids_of_olmos_tokenizer() -> None:
     assert (olmo.vocabulary_size, olmo.eos_token_id, olmo.token_dtype) == (50_280, 50_279, np.uint16)
     assert olmo.encode(["Hello world"])[0].tolist() == [12092, 1533]
     texts = ["", "naïve “quotes”\n\n 你好, 😀 end", "\ufffd", "\ufffd\ufffd é", "a <|endoftext|> b"]
-    for tokenizer in (train_bpe(["a naïve text 你好"], 300), olmo):
-        for text, token_ids in zip(texts, tokenizer.encode(texts), strict=True):
-            pieces = tokenizer.pieces(token_ids.tolist())
-            assert (len(pieces), "".join(pieces)) == (len(token_ids), text)
-            assert tokenizer.eos_token_id not in token_ids, "an EOS that a text spells is text"
+    for text, token_ids in zip(texts, olmo.encode(texts), strict=True):
+        pieces = olmo.pieces(token_ids.tolist())
+        assert (len(pieces), "".join(pieces)) == (len(token_ids), text)
+        assert olmo.eos_token_id not in token_ids, "an EOS that a text spells is text"
 
 
 def test_bytes_of_a_character_have_the_place_of_the_whole() -> None:
@@ -253,7 +252,7 @@ def test_bytes_of_a_character_have_the_place_of_the_whole() -> None:
 
 
 def test_dropped_accents_and_blanks_and_folded_cases() -> None:
-    tokenizer = word_level(*FIRST, "naive", "cafe", "end")
+    tokenizer = word_level("<unk>", "<s>", "</s>", "naive", "cafe", "end")
     tokenizer.normalizer = normalizers.BertNormalizer(clean_text=False, handle_chinese_chars=False)
     read = load_tokenizer(tokenizer).read("Naïve  cafe\u0301 👩‍🚀 مَرحبا\n\tend")
     assert read.token_ids_N.tolist() == [3, 4, 0, 0, 5]
@@ -319,9 +318,12 @@ def test_a_class_that_changes_what_a_file_does_is_obeyed_and_told(
 ) -> None:
     """A rule for runs of digits, which a class replaces by its own."""
     inner = Tokenizer.from_str(train_bpe(["2024 1999 2000 1234567890"] * 9, 300).to_json())
-    in_threes = pre_tokenizers.Split(Regex(r"\p{N}{1,3}| ?\p{L}+|\s+|[^\s\p{L}\p{N}]+"), "isolated")
-    by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    inner.pre_tokenizer = pre_tokenizers.Sequence([in_threes, by_bytes])
+    inner.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\p{N}{1,3}| ?\p{L}+|\s+|[^\s\p{L}\p{N}]+"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     inner.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
     tokens = load_tokenizer(tmp_path).read("2024").token_ids_N.tolist()

@@ -32,11 +32,16 @@ def byte_level(*, add_prefix_space: bool = False) -> Tokenizer:
 def metaspace() -> Tokenizer:
     """As SentencePiece's: a blank before the text, which is a token of its own before 伦敦."""
     letters = sorted({*_EVERY_TEXT.replace("伦", "").replace(" ", "▁")})
-    of_bytes = [f"<0x{byte:02X}>" for byte in range(256)]
+    of_bytes = (f"<0x{byte:02X}>" for byte in range(256))
     pieces = dict.fromkeys([*SPECIAL, *of_bytes, *letters, "▁I", "▁Il", "▁t", "▁th", "▁the"])
-    merges = [("▁", "I"), ("▁I", "l"), ("▁", "t"), ("▁t", "h"), ("▁th", "e")]
-    vocabulary = {piece: token_id for token_id, piece in enumerate(pieces)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
+    tokenizer = Tokenizer(
+        models.BPE(
+            {piece: token_id for token_id, piece in enumerate(pieces)},
+            [("▁", "I"), ("▁I", "l"), ("▁", "t"), ("▁t", "h"), ("▁th", "e")],
+            unk_token="<unk>",
+            byte_fallback=True,
+        )
+    )
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
@@ -44,10 +49,9 @@ def metaspace() -> Tokenizer:
 
 
 def unigram() -> Tokenizer:
-    words = [("▁", -2.0), ("伦敦", -2.5), ("▁한국", -2.5), ("▁the", -2.5), ("cat", -3.0)]
+    scores = dict.fromkeys(SPECIAL, 0.0) | {"▁": -2.0, "伦敦": -2.5, "▁한국": -2.5, "▁the": -2.5, "cat": -3.0}
     letters = sorted({*normalize("NFKC", _EVERY_TEXT)} - {" "})
-    pieces = [*((token, 0.0) for token in SPECIAL), *words, *((letter, -9.0) for letter in letters)]
-    tokenizer = Tokenizer(models.Unigram(pieces, 0))
+    tokenizer = Tokenizer(models.Unigram([*(scores | dict.fromkeys(letters, -9.0)).items()], 0))
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
