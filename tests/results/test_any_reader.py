@@ -1,8 +1,9 @@
 """Any reader of Parquet opens a table by its folder alone, with all rows and the whole names of models."""
 
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import datasets
 import duckdb
@@ -12,13 +13,15 @@ import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
+from measured_documents import measure
+from sparsity_length.programs import evaluate_tokens, influential_tokens, loss_differences
 
+from sparsity_length.measuring import stage
+from sparsity_length.models.load import find_model
 from sparsity_length.results.read import Results
 from sparsity_length.results.schemas import SCHEMAS
-from sparsity_length.results.write import StageOutput
 
 NAMES = ["001", "a=b", "b%20c", "org/name", "org-name", "模型", "_x-test [1]"]
-MODELS = {"model", "evaluator"}
 TABLES = [
     "loss_differences",
     "influential_tokens",
@@ -42,37 +45,22 @@ READERS: dict[str, Callable[[Path], pa.Table]] = {
 }
 
 
-def values_of(field: pa.Field) -> list[Any]:
-    numbers = [0, 1, None if field.nullable else 2]
-    rows = [[number, number] for number in numbers] if pa.types.is_list(field.type) else numbers
-    return pa.array(rows).cast(field.type).to_pylist()
-
-
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows of a model under each name, and with each other as evaluator of the first; in one folder.
-
-    The last row has null wherever it may be.
-    """
-    results = tmp_path_factory.mktemp("any_reader") / "results"
-    rows = {
-        table: {field.name: values_of(field) for field in SCHEMAS[table] if field.name not in MODELS}
-        for table in TABLES
-    }
-    for stage, written, models in [
-        *(("influential_tokens", rows, {"model": name}) for name in NAMES),
-        *(
-            (
-                "evaluate_tokens",
-                {table: rows[table] for table in TABLES[3:]},
-                {"model": NAMES[0], "evaluator": name},
-            )
-            for name in NAMES[1:]
-        ),
-    ]:
-        output = StageOutput(results, stage, **models, settings={}, inputs={}, num_shards=1)
-        output.write_shard(0, written.items())
-    return results
+def results(measurable: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Each model measured and selected, and each other evaluated what the first selected; in one folder."""
+    folder = tmp_path_factory.mktemp("any_reader")
+    shutil.copytree(measurable / "data", folder / "data")
+    models = [str(shutil.copytree(measurable / "run", folder / str(place))) for place in range(len(NAMES))]
+    with pytest.MonkeyPatch.context() as patch:
+        # Some of the names are none that a folder can have.
+        patch.setattr(
+            stage, "find_model", lambda word, _: replace(find_model(word), name=NAMES[int(word[-1])])
+        )
+        for measuring in (loss_differences, influential_tokens):
+            measure(measuring, folder, "--checkpoints", *models)
+        selected = ["--choices", folder / "results", "--choices-of", NAMES[0]]
+        measure(evaluate_tokens, folder, *selected, "--checkpoints", *models[1:])
+    return folder / "results"
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -83,7 +71,7 @@ def test_every_reader_finds_all_rows_and_names(results: Path, reader: str) -> No
         found = READERS[reader](results / table)
         assert found.column_names == schema.names
         expected = Results(results).dataset(table).to_table()
-        for name in MODELS & {*schema.names}:
+        for name in {"model", "evaluator"} & {*schema.names}:
             assert {*expected[name].to_pylist()} == {*NAMES}
         keys = [(field.name, "ascending") for field in schema if not pa.types.is_list(field.type)]
         assert found.cast(schema).sort_by(keys).equals(expected.sort_by(keys))
