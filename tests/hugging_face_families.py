@@ -150,7 +150,7 @@ def windowed(model: PreTrainedModel, mask_B1SS: torch.Tensor) -> torch.Tensor | 
 def make_model(family: str, seed: int = 0, attention: str | None = None, **fields: Any) -> PreTrainedModel:
     """A random model in float32; norms' weights are random too, so that a forgotten one would show."""
     model_type, own_fields = FAMILIES[family]
-    config = AutoConfig.for_model(model_type, **{**own_fields, **fields})
+    config = AutoConfig.for_model(model_type, **own_fields | fields)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval()
     with torch.no_grad():
@@ -168,8 +168,8 @@ def make_model(family: str, seed: int = 0, attention: str | None = None, **field
 
 def save_model(folder: Path, tokenizer: str, family: str = "llama", seed: int = 0, **fields: Any) -> str:
     """Write a random model and its tokenizer.json as the hub has them; the folder."""
-    rows = Tokenizer.from_str(tokenizer).get_vocab_size()
-    make_model(family, seed, **{"vocab_size": rows, **fields}).save_pretrained(folder)
+    fields = {"vocab_size": Tokenizer.from_str(tokenizer).get_vocab_size()} | fields
+    make_model(family, seed, **fields).save_pretrained(folder)
     (folder / "tokenizer.json").write_text(tokenizer)
     return str(folder)
 

@@ -31,18 +31,35 @@ FLAGS = {
     "loss_differences": [*LENGTHS, "--short-context-length", str(SHORT)],
     "influential_tokens": [
         *LENGTHS,
-        *f"--short-context-length {SHORT} --k 1 2 5 --ablation mask".split(),
-        *["--rules", "leave_one_out", "random", "recency"],
+        "--short-context-length",
+        str(SHORT),
+        "--k",
+        "1",
+        "2",
+        "5",
+        "--ablation",
+        "mask",
+        "--rules",
+        "leave_one_out",
+        "random",
+        "recency",
     ],
     "evaluate_tokens": [],
     "length_interference": [*LENGTHS, "--near-context-length", str(SHORT), "--placements", "own:3"],
 }
 
 
+def _tokens(seed: int, num_tokens: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(1, VOCABULARY_SIZE, size=num_tokens, dtype=np.int32)
+
+
 # In the order of their IDs, which is the order that all stages take them in.
 DOCUMENTS = {
-    f"00000000000000{name}": np.random.default_rng(seed).integers(1, VOCABULARY_SIZE, length, np.int32)
-    for seed, (name, length) in enumerate({"aa": 30, "bb": 12, "cc": 13, "dd": 11, "ee": 11}.items())
+    "00000000000000aa": _tokens(0, 30),
+    "00000000000000bb": _tokens(1, 12),
+    "00000000000000cc": _tokens(2, 13),
+    "00000000000000dd": _tokens(3, 11),
+    "00000000000000ee": _tokens(4, 11),
 }
 TARGET_POSITIONS = [
     (f"00000000000000{name}", chunk_index, chunk_index * LONG + place)
@@ -95,15 +112,10 @@ def write_folder(
     for path, token_ids in zip(paths, train_token_ids, strict=True):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(np.array(token_ids, dtype="<u2").tobytes())
-    write_data_folder(
-        folder,
-        documents,
-        describe_files(folder, paths),
-        tokenizer,
-        {"settings": {}, "inputs": {}},
-        {"train_tokens": sum(map(len, train_token_ids))},
-        "tokenize_c4",
-    )
+    files = describe_files(folder, paths)
+    tally = {"train_tokens": sum(map(len, train_token_ids))}
+    made_by = {"settings": {}, "inputs": {}}
+    write_data_folder(folder, documents, files, tokenizer, made_by, tally, "tokenize_c4")
     return folder
 
 
@@ -111,7 +123,7 @@ def write_data(
     folder: Path, train_token_ids: Sequence[Sequence[int]] = (), bos_token_ids: Sequence[int] = ()
 ) -> Path:
     """`DOCUMENTS`, with a word for each token."""
-    documents = [EvaluationDocument(*document) for document in DOCUMENTS.items()]
+    documents = [EvaluationDocument(document_id, tokens) for document_id, tokens in DOCUMENTS.items()]
     tokenizer = DocumentTokenizer(word_tokenizer(bos_token_ids), eos_token_id=0)
     return write_folder(folder, documents, tokenizer, train_token_ids)
 
@@ -142,9 +154,10 @@ def stage_name(stage: ModuleType) -> str:
 
 def command_line(stage: ModuleType, folder: Path, *flags: str | Path) -> list[str]:
     """The flags of a stage run on `folder`/data and `folder`/run; those in `flags` win."""
-    paths = ["--data", folder / "data", "--checkpoints", folder / "run", "--results", folder / "results"]
+    here = {"--data": "data", "--checkpoints": "run", "--results": "results"}
+    paths = [word for flag, name in here.items() for word in (flag, str(folder / name))]
     own = LENGTHS if "--context-lengths" in flags else FLAGS[stage_name(stage)]
-    return [*map(str, paths), "--device", "cpu", *own, *map(str, flags)]
+    return [*paths, "--device", "cpu", *own, *map(str, flags)]
 
 
 def measure(stage: ModuleType, folder: Path, *flags: str | Path) -> Path:

@@ -7,11 +7,10 @@ edges into the tokens outside the context are cut. Windows of layers that slide 
 Shapes: N cases, S rows (the tokens before the target), V vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from hugging_face_families import make_model
 from olmo.model import OLMo, alibi_attention_bias
@@ -106,53 +105,17 @@ def divergence(reference_V: np.ndarray, prediction_V: np.ndarray) -> float:
     return float((np.exp(reference_V) * (reference_V - prediction_V)).sum())
 
 
+def naive_divergences(stock: Stock, target: int, reference: Case, cases: Sequence[Case]) -> list[float]:
+    """KL(p(.|reference) || p(.|C))."""
+    first_V, *others = log_probs(stock, target, [reference, *cases])
+    return [divergence(first_V, other_V) for other_V in others]
+
+
 def swapped(ids_N: np.ndarray, other_N: np.ndarray, places: Any) -> np.ndarray:
     """The tokens, those at some places another text's."""
     changed_N = ids_N.copy()
     changed_N[places] = other_N[places]
     return changed_N
-
-
-def assert_tried(
-    target: Mapping[str, Any],
-    first_token: int,
-    ids_N: np.ndarray,
-    swaps_4N: np.ndarray,
-    measure: Callable[[list[np.ndarray]], list[tuple[float, float]]],
-    num_tokens: int,
-    atol: float,
-) -> None:
-    """Every number that `explain` tells of what is explained as one: its sources' effects, and the trial.
-
-    `ids_N` begin at this token of the text, as the swaps do: the second and third are the trial's, the last
-    serves the search. `measure` tells of each text the effect that it has in their place, and the loss of all
-    `num_tokens` there. Of another continuation `explain` tells no loss.
-    """
-    near = target["near_position"] - first_token
-    sources = pd.DataFrame(target["sources"])
-    spans_K2 = sources[["source_position", "source_end"]].to_numpy() - first_token
-    left_out = np.setdiff1d(range(near), np.concatenate([range(*span) for span in spans_K2]))
-    of_texts = (
-        [ids_N],
-        [swapped(ids_N, other_N, slice(near)) for other_N in swaps_4N[1:3]],
-        [swapped(ids_N, other_N, left_out) for other_N in swaps_4N[1:3]],
-        [swapped(ids_N, swaps_4N[3], slice(*span)) for span in spans_K2],
-    )
-    effects, losses = zip(*(np.transpose(measure(texts)) for texts in of_texts), strict=True)
-    total = effects[1].mean()
-    names = ("probability", "probability_without", "probability_with_sources")
-    probabilities = [np.exp(-of_each / num_tokens) for of_each in losses]
-    pairs = [
-        (target["total_effect"], total),
-        (target["recovered"] * target["total_effect"], total - effects[2].mean()),
-        (target["long_context_loss"], losses[0].mean()),
-        (target["baseline_loss"], losses[1].mean()),
-        *((target[name], expected.mean()) for name, expected in zip(names, probabilities, strict=False)),
-        *zip(sources["effect"], effects[3], strict=True),
-        *zip(sources["probability_swapped"], probabilities[3], strict=True),
-    ]
-    told = [(found, expected) for found, expected in pairs if found is not None]
-    np.testing.assert_allclose(*np.transpose(told), atol=atol, rtol=0)
 
 
 def assert_explained(
@@ -164,33 +127,49 @@ def assert_explained(
     atol: float,
     num_leading: int = 0,
 ) -> None:
-    """Every number that `explain` tells of one prediction: losses, and those of `assert_tried`.
+    """Every number that `explain` tells of one prediction: losses, the sources' effects, and the trial.
 
-    `ids_N` are the tokens that are measured, behind so many leading ones, and so are the swaps, of which the
-    first colors the page. `predict` is `log_probs` of the stock model.
+    `ids_N` are the tokens that are measured, behind so many leading ones, and so are the swaps: the first
+    colors the page, the last serves the search. `predict` is `log_probs` of the stock model.
     """
     (losses,) = found.losses[found.losses["position"] == position].itertuples()
     (told,) = (target for target in found.targets if target["position"] == position)
+    sources = found.frame[found.frame["position"] == position]
     first = found.first_token - num_leading
     t = position - first
+    near = sources["near_position"].iloc[0] - first
     window = losses.near_position - first
-    colored = swapped(ids_N, swaps_4N[0], slice(window))
-    full_V, colored_V = predict(t, [(text, range(t)) for text in (ids_N, colored)])
-    starts = window, told["near_position"] - first
-    window_V, short_V = predict(t, [(ids_N, range(start, t)) for start in starts])
+    spans = [range(*span) for span in sources[["source_position", "source_end"]].to_numpy() - first]
+    kept = [place for span in spans for place in span]
+    answer = ids_N[t]
+    coloring_N, *trials, searched_N = swaps_4N
 
-    def measure(texts: list[np.ndarray]) -> list[tuple[float, float]]:
-        predicted = predict(t, [(text, range(t)) for text in texts])
-        return [(divergence(full_V, one_V), -one_V[ids_N[t]]) for one_V in predicted]
+    def of(*texts: np.ndarray) -> np.ndarray:
+        return predict(t, [(text, range(t)) for text in texts])
 
-    assert_tried(told, first, ids_N, swaps_4N, measure, 1, atol)
+    full_V, colored_V = of(ids_N, swapped(ids_N, coloring_N, slice(window)))
+    window_V, short_V = predict(t, [(ids_N, range(start, t)) for start in (window, near)])
+    without = of(*(swapped(ids_N, other_N, slice(near)) for other_N in trials))
+    back = of(*(swapped(other_N, ids_N, [*kept, *range(near, t)]) for other_N in trials))
+    moved = of(*(swapped(ids_N, searched_N, [*span]) for span in spans))
+    total, left = (np.mean([divergence(full_V, one_V) for one_V in of_swaps]) for of_swaps in (without, back))
     pairs = [
-        (losses.long_context_loss, -full_V[ids_N[t]]),
-        (losses.window_short_loss, -window_V[ids_N[t]]),
-        (losses.window_swapped_loss, -colored_V[ids_N[t]]),
+        (losses.long_context_loss, -full_V[answer]),
+        (losses.window_short_loss, -window_V[answer]),
+        (losses.window_swapped_loss, -colored_V[answer]),
         (losses.window_short_divergence, divergence(full_V, window_V)),
         (losses.window_swapped_divergence, divergence(full_V, colored_V)),
-        (told["short_context_loss"], -short_V[ids_N[t]]),
-        *zip(np.transpose(told["likeliest"])[1].astype(float), np.sort(np.exp(full_V))[:-4:-1], strict=True),
+        (told["long_context_loss"], -full_V[answer]),
+        (told["short_context_loss"], -short_V[answer]),
+        (told["baseline_loss"], -without[:, answer].mean()),
+        (told["total_effect"], total),
+        (told["recovered"] * total, total - left),
+        (told["probability"], np.exp(full_V[answer])),
+        (told["probability_without"], np.exp(without[:, answer]).mean()),
+        (told["probability_with_sources"], np.exp(back[:, answer]).mean()),
     ]
     np.testing.assert_allclose(*np.transpose(pairs), atol=atol, rtol=0)
+    effects = [divergence(full_V, one_V) for one_V in moved]
+    np.testing.assert_allclose(sources["effect"], effects, atol=atol, rtol=0)
+    likeliest = [probability for _, probability in told["likeliest"]]
+    np.testing.assert_allclose(likeliest, np.sort(np.exp(full_V))[:-4:-1], atol=atol, rtol=0)

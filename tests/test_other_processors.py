@@ -29,7 +29,6 @@ WITHHELD = {
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", WITHHELD)
 def test_the_numbers_are_right_with_other_vector_instructions(capability: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     # Else it would take itself for a process of this run's xdist.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     tests = [
@@ -38,7 +37,7 @@ def test_the_numbers_are_right_with_other_vector_instructions(capability: str) -
         if path.relative_to(ROOT / "tests").parts[0] not in WITHOUT_NUMBERS
     ]
     done = subprocess.run(
-        [*command, *tests],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
         cwd=ROOT,
         env=environment | WITHHELD[capability],
         capture_output=True,
@@ -72,8 +71,9 @@ assert len(influential_tokens(text, folder, k=(1,), short_context_length=4, num_
 assert explain(text, folder, short_context_length=4, targets=1).losses["long_context_loss"].notna().all()
 print("measured")
 """
-    command = [sys.executable, "-c", WITHOUT + code, model]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT + code, model], cwd=ROOT, capture_output=True, text=True
+    )
     assert ended.stdout.splitlines()[-1:] == ["measured"], ended.stderr
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -53,8 +54,8 @@ def llama(bpe: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_unknown_tokens_are_told(
     measure_text: Callable[..., Any], asked: dict[str, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tokenizer = word_level(*dict.fromkeys(["?", *TEXT.split()]), unk_token="?").to_str()
-    model = save_model(tmp_path / "words", tokenizer)
+    words = word_level(*dict.fromkeys(["?", *TEXT.split()]), unk_token="?")
+    model = save_model(tmp_path / "words", words.to_str())
     measure_text(TEXT * 2, model, short_context_length=S, **asked)
     assert "cannot spell" not in caplog.text
     measure_text(TEXT * 2 + "Мы тут.", model, short_context_length=S, **asked)
@@ -66,57 +67,60 @@ def test_the_numbers_are_those_of_the_stages(
     bos_token_ids: tuple[int, ...], tmp_path: Path, make_olmo: Callable[..., OLMo]
 ) -> None:
     """First chunks of five documents: each with a null, two swaps of trials and one of the search."""
+    length = 11  # which all five have
+    words_of_length = ["--long-context-length", str(length), "--max-chunks-per-document", "1"]
     write_data(tmp_path / "data", bos_token_ids=bos_token_ids)
+    words = word_tokenizer(bos_token_ids)
     model = write_checkpoint(tmp_path / "run", make_olmo(seed=0))
-    rules = ["--ablation", "swap", "--rules", "leave_one_out", "--k", "1", "2", "4"]
-    for stage, *words in (
-        (loss_stage,),
-        (loss_stage, "--context-lengths", "2", "8"),
-        (influential_stage, *rules),
-    ):
-        # Of as many tokens as all five documents have.
-        measure(stage, tmp_path, "--long-context-length", "11", "--max-chunks-per-document", "1", *words)
-    kept = Results(tmp_path / "results")
-    texts = [" ".join(f"w{token_id}" for token_id in tokens[:11]) for tokens in DOCUMENTS.values()]
-    of_library = {"tokenizer": word_tokenizer(bos_token_ids), "short_context_length": SHORT}
-    found = losses(texts, model, **of_library, long_context_length=11).query("position >= 8")
-    expected = kept.frame("loss_differences")
+    results = measure(loss_stage, tmp_path, *words_of_length)
+    rules = ["--rules", "leave_one_out_divergence", "leave_one_out", "--k", "1", "2", "4"]
+    measure(influential_stage, tmp_path, *words_of_length, "--ablation", "swap", *rules)
+    texts = [" ".join(f"w{token_id}" for token_id in tokens[:length]) for tokens in DOCUMENTS.values()]
+    found = losses(texts, model, words, short_context_length=SHORT, long_context_length=length)
+    found = found[found["position"] >= 8]
+    expected = Results(results).frame("loss_differences")
+    expected = expected.rename(columns={"short_context_divergence": "divergence"})
     assert found["token_id"].tolist() == expected["target_token_id"].tolist()
-    columns = [*VALUES[:3], "short_context_divergence"]
-    np.testing.assert_allclose(found[VALUES], expected[columns], atol=5e-6)
+    np.testing.assert_allclose(found[VALUES], expected[VALUES], atol=5e-6)
 
-    expected = kept.frame("length_losses")
-    found = losses(texts, model, **of_library, context_lengths=(8, 2), long_context_length=11)
+    measure(loss_stage, tmp_path, *words_of_length, "--context-lengths", "2", "8")
+    kept = Results(results).frame("length_losses")
+    found = losses(texts, model, words, context_lengths=(8, 2), long_context_length=length)
     found = found.sort_values(["text", "context_length", "position"])
-    assert found["context_length"].tolist() == np.repeat(expected["context_length"], 3).tolist()
+    assert found["context_length"].tolist() == np.repeat(kept["context_length"], 3).tolist()
     for name, values in (("loss", "losses"), ("divergence", "divergences")):
-        np.testing.assert_allclose(found[name], np.concatenate(expected[values]), atol=5e-6)
-        np.testing.assert_allclose(expected[f"mean_{name}"], expected[values].map(np.mean), atol=1e-6)
+        np.testing.assert_allclose(found[name], np.concatenate(kept[values]), atol=5e-6)
+        np.testing.assert_allclose(kept[f"mean_{name}"], kept[values].map(np.mean), atol=1e-6)
 
-    asked = {**of_library, "num_targets": 3, "k": (1, 2, 4), "swap_text": " ".join(texts[1:])}
-    found = influential_tokens(texts[0], make_olmo(seed=0), **asked, rule="leave_one_out")
-    chosen, sparse, k_stars = (
-        kept.frame(name).query(f"document_id == '{next(iter(DOCUMENTS))}'")
-        for name in ("influential_tokens", "sparse_context_losses", "dependency_sparsity")
-    )
-    chosen = chosen.query("distant_context == 'own'")
-    assert found["source_position"].tolist() == chosen["context_position"].tolist()
-    assert found["source_token"].str.strip().tolist() == [f"w{id_}" for id_ in chosen["context_token_id"]]
-    np.testing.assert_allclose(found["influence"], chosen["influence"], atol=5e-6)
-    at_k = found[found["rank"].isin([1, 2, 4])]
-    assert found.drop(at_k.index)["sparse_context_loss"].isna().all()
-    tried = ["sparse_context_loss", "sparse_context_divergence"]
-    sparse = sparse.set_index("distant_context").rename(
-        columns={"swapped_loss": "baseline_loss", "swapped_divergence": "baseline_divergence"}
-    )
-    columns = [*tried, "long_context_loss", "short_context_loss", "baseline_loss", "baseline_divergence"]
-    np.testing.assert_allclose(at_k[columns], sparse.loc["own", columns], atol=5e-6)
-    nulls = [f"null_{name}" for name in tried]
-    np.testing.assert_allclose(at_k[nulls], sparse.loc["other_document", tried], atol=5e-6)
-    mean_log2_k = k_stars.query("criterion == 'divergence'")["mean_log2_k"].astype(float)
-    np.testing.assert_allclose(found[found["rank"] == 1]["mean_log2_k"], mean_log2_k, atol=1e-5)
-    # The divergence needs no null.
-    assert influential_tokens(texts[0], model, **asked)[nulls].isna().all(axis=None)
+    asked = {"k": (1, 2, 4), "num_targets": 3, "short_context_length": SHORT}
+    for rule in ("leave_one_out_divergence", "leave_one_out"):
+        found = influential_tokens(
+            texts[0], make_olmo(seed=0), words, **asked, rule=rule, swap_text=" ".join(texts[1:])
+        )
+        selected, sparse, k_stars = (
+            Results(results)
+            .frame(name)
+            .query(f"rule == '{rule}' and document_id == '{next(iter(DOCUMENTS))}'")
+            for name in ("influential_tokens", "sparse_context_losses", "dependency_sparsity")
+        )
+        chosen = selected.query("distant_context == 'own'")
+        assert found["source_position"].tolist() == chosen["context_position"].tolist()
+        words_of_ids = [f"w{id_}" for id_ in chosen["context_token_id"]]
+        assert found["source_token"].str.strip().tolist() == words_of_ids
+        np.testing.assert_allclose(found["influence"], chosen["influence"], atol=5e-6)
+        at_k = found[found["rank"].isin([1, 2, 4])]
+        assert found.drop(at_k.index)["sparse_context_loss"].isna().all()
+        sparse = sparse.set_index("distant_context").rename(
+            columns={"swapped_loss": "baseline_loss", "swapped_divergence": "baseline_divergence"}
+        )
+        tried = ["sparse_context_loss", "sparse_context_divergence"]
+        columns = [*tried, "long_context_loss", "short_context_loss", "baseline_loss", "baseline_divergence"]
+        np.testing.assert_allclose(at_k[columns], sparse.loc["own", columns], atol=5e-6)
+        null = sparse.loc["other_document", tried]
+        null = null if rule == "leave_one_out" else np.full(null.shape, np.nan)  # the other needs none
+        np.testing.assert_allclose(at_k[[f"null_{name}" for name in tried]], null, atol=5e-6)
+        mean_log2_k = k_stars.query("criterion == 'divergence'")["mean_log2_k"].astype(float)
+        np.testing.assert_allclose(found[found["rank"] == 1]["mean_log2_k"], mean_log2_k, atol=1e-5)
 
 
 def naive_loss(stock: Stock, ids: np.ndarray, num: int, length: int) -> float:
@@ -157,10 +161,16 @@ def test_a_text_of_several_chunks_has_a_row_a_token_and_the_stock_model_s_losses
         ]
         np.testing.assert_allclose([row.long_context_loss, row.loss], expected, atol=2e-5)
         assert (row.divergence < 1e-6) == (row.context_length == num)
-    chosen = influential_tokens(TEXT, model, bpe, k=(1, 3), short_context_length=S)
+    last = losses(text, model, bpe, context_lengths=9, long_context_length=64, num_targets=5)
+    of_all = by_length[by_length["context_length"] == 9].set_index("position")["loss"].tail(5)
+    pd.testing.assert_series_equal(last.set_index("position")["loss"], of_all, atol=2e-5)
+    chosen = influential_tokens(text, model, bpe, k=(1, 3), short_context_length=S)
     joined = chosen.merge(frame, on=["position", "token"], suffixes=("", "_of_losses"))
-    assert len(joined) > 30
-    np.testing.assert_allclose(joined["long_context_loss"], joined["long_context_loss_of_losses"], atol=2e-5)
+    same = joined[joined["num_long_context_tokens"] == joined["position"]]
+    np.testing.assert_allclose(same["long_context_loss"], same["long_context_loss_of_losses"], atol=2e-5)
+    # As many tokens exactly as there are.
+    few = partial(influential_tokens, text, model, bpe, short_context_length=S, num_targets=3, k=(1, 30))
+    pd.testing.assert_frame_equal(few(screen=57), few())
 
 
 def test_models_tokenizers_and_texts_of_every_kind_tell_the_same(llama: Path, bpe: Tokenizer) -> None:
@@ -184,20 +194,23 @@ def test_models_tokenizers_and_texts_of_every_kind_tell_the_same(llama: Path, bp
 
 def test_a_context_beyond_a_default_chunk_has_a_longer_one(bpe: Tokenizer) -> None:
     model = make_model("llama", 0, "eager", vocab_size=bpe.get_vocab_size(), max_position_embeddings=2048)
+    ids = np.array(bpe.encode(TEXT * 60).ids)
     (row,) = losses(TEXT * 60, model, bpe, context_lengths=1100, num_targets=1).itertuples()
     num = row.num_long_context_tokens
     assert 1100 <= num < 1100 + 512
-    expected = naive_loss(stock_hugging_face(model), np.array(bpe.encode(TEXT * 60).ids), num, 1100)
-    assert row.loss == pytest.approx(expected, abs=2e-5)
+    assert row.loss == pytest.approx(naive_loss(stock_hugging_face(model), ids, num, 1100), abs=2e-5)
 
 
 def test_the_bar_of_losses_moves_within_a_chunk_and_ends_at_its_total(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked = {"model": str(llama), "context_lengths": (2, 10)}
+    expected = losses([TEXT, TEXT * 3], **asked)
     progress = mock.MagicMock()
     monkeypatch.setattr(frames, "progress", progress)
     monkeypatch.setattr(contexts, "_TOKENS_PER_BATCH", 100)
-    found = losses([TEXT, TEXT * 3], str(llama), context_lengths=(2, 10))
+    found = losses([TEXT, TEXT * 3], **asked)
+    pd.testing.assert_frame_equal(found, expected, atol=2e-5, rtol=0)
     steps = [call.args[0] for call in progress.return_value.__enter__.return_value.update.call_args_list]
     assert progress.call_args.args[-1] == sum(steps) == found["context_length"].sum()
     assert max(steps) <= 100 and len(steps) >= len(found) // 20
@@ -205,13 +218,13 @@ def test_the_bar_of_losses_moves_within_a_chunk_and_ends_at_its_total(
 
 def test_many_texts_give_a_list_of_what_each_gives_alone(llama: Path) -> None:
     texts = [TEXT, TEXT[10:60]]
-    asked = {"short_context_length": S, "targets": 1, "budget": 3600}
+    asked = {"short_context_length": S, "targets": 2, "budget": 3600}
     with mock.patch.object(given, "load_causal_lm", wraps=given.load_causal_lm) as load:
         many = explain(iter(texts), str(llama), **asked)
     assert load.call_count == 1
+    assert isinstance(many, list) and [one.text.text for one in many] == texts
     for text, found in zip(texts, many, strict=True):
         alone = explain(text, str(llama), **asked)
-        assert found.text.text == text
         pd.testing.assert_frame_equal(found.losses, alone.losses, atol=2e-5)
         assert found.frame["source"].tolist() == alone.frame["source"].tolist()
     assert len(explain(texts[1:], str(llama), **asked)) == 1
@@ -222,10 +235,16 @@ def test_many_texts_give_a_list_of_what_each_gives_alone(llama: Path) -> None:
     [
         (pd.DataFrame({"a": [TEXT]}), {}, "texts are of type DataFrame; give a string"),
         (TEXT.encode(), {}, "texts are of type bytes"),
+        (None, {}, "texts are of type NoneType"),
+        (np.array(TEXT), {}, "texts are of type ndarray"),
         ([], {}, "there is nothing to measure"),
         ([TEXT, 3], {}, "a text is a string"),
         ([-1] * 60, {}, "whole numbers from 0 on"),
+        ([[[1, 2], [3]]], {}, "a text is a string"),
         ([TEXT, ""], {"targets": 2}, "^text 1: the text is empty"),
+        (pd.DataFrame({"a": [TEXT]}), {"targets": 2}, "one column of a table"),
+        ([], {"targets": 1}, "the text is empty, or there are no messages"),
+        (np.array([], int), {"targets": 1}, "the text is empty, or there are no messages"),
         # Four swaps, each as long as text and answer.
         ([5, 6], {"generate": 6, "swap_text": "a"}, "and 32 are needed"),
         (TEXT, {"at": "mat", "instead": " "}, "--instead compares two words, not “mat” with “”"),
@@ -234,6 +253,7 @@ def test_many_texts_give_a_list_of_what_each_gives_alone(llama: Path) -> None:
         (TEXT, {"model": make_model("llama")}, "comes without its tokenizer"),
         (TEXT, {"model": make_model("llama"), "tokenizer": "olmo"}, "they do not belong together"),
         (TEXT, {"long_context_length": 5}, "5 tokens has no target with 5 tokens before it"),
+        (TEXT, {"context_lengths": (8, 64)}, "64 tokens has no target with 64 tokens before it"),
         (["", "The"], {"context_lengths": 8}, "no token of 2 of 2 texts has 8 tokens before it"),
         (TEXT, {"context_lengths": ()}, "context_lengths: no value is given"),
         (TEXT, {"short_context_length": 0}, "short_context_length: 0 is not from 1"),
@@ -250,13 +270,18 @@ def test_many_texts_give_a_list_of_what_each_gives_alone(llama: Path) -> None:
         (TEXT, {"sources": 0}, "sources: 0 is not from 1"),
         (TEXT, {"unit": "line"}, "unknown unit 'line'"),
         (TEXT, {"budget": 0}, "budget: 0 is not from 1"),
+        (TEXT, {"k": float("inf")}, "k: inf is not a whole number"),
+        (TEXT, {"num_targets": np.bool_(True)}, "targets_per_chunk: True is not a whole number"),
         (TEXT, {"context_lengths": b"9"}, "context_lengths: b'9' is not a whole number"),
+        (TEXT, {"rule": ["recency", "random"]}, "unknown rule"),
         (TEXT, {"bos": [5]}, "unknown bos"),
+        (TEXT, {"tokenizer": []}, "the tokenizer is of type list"),
         (TEXT, {"special_tokens": "no"}, "special_tokens: .no. is neither True nor False"),
         (TEXT, {"dtype": 5}, "'5' is not a dtype"),
         (TEXT, {"rope": 5}, "must be KIND:FACTOR"),
         (TEXT, {"device": True}, "--device True cannot be used"),
         (TEXT, {"whole_answer": "no"}, "whole_answer: 'no' is neither True nor False"),
+        (TEXT, {"swap_text": 5}, "a text is a string"),
         (TEXT, {"generate": 10**9}, "needs a text of 2 tokens"),
         (TEXT, {"at": "a", "position": 3}, "all say what to explain"),
     ],
@@ -273,9 +298,10 @@ def test_what_cannot_be_used_is_one_sentence(
 @pytest.mark.parametrize(
     ("function", "asked"),
     [
+        (losses, {"num_targets": 5}),
         (losses, {"context_lengths": 5}),
         (influential_tokens, {"num_targets": 5, "k": 4, "search_swaps": 1}),
-        (explain, {"targets": 2, "sources": 3, "generate": 2}),
+        (explain, {"targets": 5, "sources": 3, "generate": 2}),
     ],
 )
 def test_a_number_of_any_type_is_that_number(

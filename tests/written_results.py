@@ -32,16 +32,15 @@ def write_tables(
 
 def length_losses(*losses: float) -> list[tuple[str, dict[str, Any]]]:
     """Mean losses of as many chunks of one document, at one length."""
-    columns = {"chunk_index": [*range(len(losses))], "mean_loss": [*losses]}
     of_all = {"document_id": "d", "context_length": 16, "num_targets": 4}
-    return [("length_losses", columns | {name: [value] * len(losses) for name, value in of_all.items()})]
+    columns = {name: [value] * len(losses) for name, value in of_all.items()}
+    return [("length_losses", columns | {"chunk_index": [*range(len(losses))], "mean_loss": [*losses]})]
 
 
 def write_length_losses(results: Path, model: str, *shards: Sequence[float], **settings: Any) -> Path:
     """Write a model's, some in each shard, made with these settings."""
-    output = StageOutput(
-        results, "length_losses", model, settings=settings, inputs={}, num_shards=len(shards)
-    )
+    count = len(shards)
+    output = StageOutput(results, "length_losses", model, settings=settings, inputs={}, num_shards=count)
     for index, losses in enumerate(shards):
         output.write_shard(index, length_losses(*losses), {"num_parameters": len(model)})
     return results

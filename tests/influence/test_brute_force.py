@@ -18,8 +18,8 @@ from naive_predictions import (
     WITH_BOS,
     Case,
     Stock,
-    divergence,
-    log_probs,
+    naive_divergences,
+    naive_losses,
     swapped,
     witness_and_model,
 )
@@ -35,13 +35,14 @@ S = 4
 L = 24
 M = 4
 LENGTHS = ContextLengths(short_context_length=S, long_context_length=L, targets_per_chunk=M)
-WIDE = ContextLengths(short_context_length=2, long_context_length=L, targets_per_chunk=6)
+WIDE = ContextLengths(short_context_length=2, long_context_length=L, targets_per_chunk=12)
 TARGETS = range(L - M, L)
 TOLERANCE = 2e-5
-OWN, NULL, *SWAPS = np.random.default_rng(12).integers(0, 48, (6, L))
-CHUNKS = {"own": OWN, "other_document": NULL}
-SEARCH = SWAPS[:2]
-TRIAL = SWAPS[2:]
+NAMES = ["own", "other_document"]
+GENERATOR = np.random.default_rng(12)
+CHUNKS = {name: GENERATOR.integers(0, 48, L) for name in [*NAMES, "first", "second", "third", "fourth"]}
+SEARCH = [CHUNKS["first"], CHUNKS["second"]]
+TRIAL = [CHUNKS["third"], CHUNKS["fourth"]]
 Contexts = tuple[dict[str, FarContext], list[np.ndarray], list[np.ndarray]]
 """Of the fixture `measured`."""
 
@@ -54,7 +55,7 @@ class Implementation:
     lm: CausalLM
 
     def contexts(self, lengths: ContextLengths = LENGTHS, **options: object) -> dict[str, FarContext]:
-        return far_contexts(self.lm, lengths, Batching(100), OWN, NULL, **options)
+        return far_contexts(self.lm, lengths, Batching(100), *(CHUNKS[name] for name in NAMES), **options)
 
     def naive(
         self,
@@ -70,14 +71,14 @@ class Implementation:
         values = []
         for swap in swaps or [None]:
             cases = [case(name, target, far, swap, short) for far in sets]
-            whole_V, *others = log_probs(self.stock, target, [long, *cases])
-            values.append([(-one_V[OWN[target]], divergence(whole_V, one_V)) for one_V in others])
-        return np.mean(values, axis=0).T
+            divergences = naive_divergences(self.stock, target, long, cases)
+            values.append((naive_losses(self.stock, target, cases), divergences))
+        return np.mean(values, axis=0)
 
 
 def case(name: str, target: int, far: Iterable[int], swap: np.ndarray | None, short: int) -> Case:
     """A context whose distant tokens in `far` are `name`'s; the others are the swap's, or not there."""
-    tokens = with_far(OWN, CHUNKS[name], target, short)
+    tokens = with_far(CHUNKS["own"], CHUNKS[name], target, short)
     if swap is None:
         return tokens, [*far, *range(target - short, target)]
     return swapped(with_far(tokens, swap, target, short), tokens, [*far]), range(target)
@@ -115,15 +116,17 @@ def close(found: np.ndarray, naive: np.ndarray | Sequence[float], what: object) 
 def test_short_long_and_foreign_contexts_and_windows(model: Implementation) -> None:
     contexts = model.contexts()
     own, null = contexts.values()
-    foreign = model.contexts(trial_swaps_BL=NULL[None])["own"].baselines.over_swaps
+    foreign = model.contexts(trial_swaps_BL=CHUNKS["other_document"][None])["own"].baselines.over_swaps
     found = {
-        length: measured_windows(model.lm, OWN, LENGTHS.targets_T, length, Batching(30), own.predictions)
+        length: measured_windows(
+            model.lm, CHUNKS["own"], LENGTHS.targets_T, length, Batching(30), own.predictions
+        )
         for length in (1, 2, 7, L - M)
     }
     for index, target in enumerate(TARGETS):
         everything = range(target - S)
         short = model.naive("own", target, [[]], [])
-        long, long_of_null = (model.naive(name, target, [everything], []) for name in CHUNKS)
+        long, long_of_null = (model.naive(name, target, [everything], []) for name in NAMES)
         windows = [(window, model.naive("own", target, [[]], [], short=num)) for num, window in found.items()]
         for values, naive in [(own.short, short), (null.short, short), (foreign, long_of_null), *windows]:
             assert [row[index] for row in values] == pytest.approx(naive[:, 0], abs=TOLERANCE), target
@@ -134,27 +137,19 @@ def test_short_long_and_foreign_contexts_and_windows(model: Implementation) -> N
 
 @pytest.mark.parametrize("search", [[], SEARCH], ids=["mask", "swap"])
 @pytest.mark.parametrize("lengths", [LENGTHS, WIDE], ids=["narrow", "wide"])
-def test_every_influence_and_addition(
-    lengths: ContextLengths, search: list[np.ndarray], model: Implementation
-) -> None:
+def test_every_influence(lengths: ContextLengths, search: list[np.ndarray], model: Implementation) -> None:
     """With s < m, an early target's own rows are distant context of a late one, and tell it nothing."""
     contexts = model.contexts(lengths, **({"search_swaps_BL": np.stack(search)} if search else {}))
     short = lengths.short_context_length
     for (name, context), (index, target) in product(contexts.items(), enumerate(lengths.targets_T)):
         everything = {*range(target - short)}
-        sets = [everything, *(everything - {position} for position in everything)]
+        sets = [everything, *(everything - {position} for position in range(target - short))]
         losses, divergences = model.naive(name, target, sets, search, name, short)
-        additions = model.naive(name, target, [[position] for position in everything], search, "own", short)
-        scores = {
-            "leave_one_out": (context.influence.losses, losses[1:] - losses[0], -1),
-            "leave_one_out_divergence": (context.influence.divergences, divergences[1:], -1),
-            "add_one_in": (context.first_additions.losses, additions[0], 1),
-            "add_one_in_divergence": (context.first_additions.divergences, additions[1], 1),
-        }
-        for rule, (values_TF, naive_F, sign) in scores.items():
-            close(values_TF[index], naive_F, (name, target, rule))
-            chosen = find_rule(rule).rank(context, 4)[index, : len(everything)]
-            assert chosen.tolist() == np.argsort(sign * naive_F)[:4].tolist(), (name, target, rule)
+        scores = {"leave_one_out": losses[1:] - losses[0], "leave_one_out_divergence": divergences[1:]}
+        for (rule, naive), values_TF in zip(scores.items(), context.influence, strict=True):
+            close(values_TF[index], naive, (name, target, rule))
+            chosen = find_rule(rule).rank(context, 3)[index]
+            assert chosen.tolist() == np.argsort(-naive)[:3].tolist(), (name, target, rule)
         assert np.nanstd(context.influence.losses) > 100 * TOLERANCE
 
 
@@ -175,9 +170,21 @@ def test_a_screen_is_exact_for_its_short_list(measured: Contexts) -> None:
         np.testing.assert_array_equal(replace(context, screen=19).necessity, context.necessity)
 
 
+def test_every_addition(model: Implementation, measured: Contexts) -> None:
+    contexts, search, _ = measured
+    for (name, context), (index, target) in product(contexts.items(), enumerate(TARGETS)):
+        naive = model.naive(name, target, [[position] for position in range(target - S)], search)
+        for rule, values_TF, naive_F in zip(
+            ("add_one_in", "add_one_in_divergence"), context.first_additions, naive, strict=True
+        ):
+            close(values_TF[index], naive_F, (name, target))
+            ranked = find_rule(rule).rank(context, 4)[index]
+            assert ranked.tolist() == np.argsort(naive_F)[:4].tolist(), (name, target)
+
+
 def test_every_greedy_choice(model: Implementation) -> None:
-    rules = ("greedy", "greedy_divergence")
-    for (name, context), (criterion, rule) in product(model.contexts().items(), enumerate(rules)):
+    rules = enumerate(("greedy", "greedy_divergence"))
+    for (name, context), (criterion, rule) in product(model.contexts().items(), rules):
         for target, found in zip(TARGETS, find_rule(rule).rank(context, 3).tolist(), strict=True):
             chosen: list[int] = []
             for _ in range(3):
@@ -189,17 +196,19 @@ def test_every_greedy_choice(model: Implementation) -> None:
 
 def test_every_sparse_context_and_the_swap(model: Implementation, measured: Contexts) -> None:
     contexts, _, trial = measured
-    """Up to all distant tokens of the first target, which are its whole context again."""
     rules = ("leave_one_out_divergence", "add_one_in", "random", "recency")
-    ks = [0, 1, 3, TARGETS[0] - S]
     for name, context in contexts.items():
-        positions = {rule: find_rule(rule).rank(context, ks[-1]) for rule in rules}
-        sparse = sparse_contexts(context, {rule: (positions[rule], ks[1:]) for rule in rules})
+        positions = {rule: find_rule(rule).rank(context, 9) for rule in rules}
+        sparse = sparse_contexts(context, {rule: (positions[rule], [1, 3, 9]) for rule in rules})
         for index, target in enumerate(TARGETS):
             for rule in rules:
-                sets = [positions[rule][index, :k].tolist() for k in ks]
+                sets = [positions[rule][index, :k].tolist() for k in (0, 1, 3, 9)]
                 naive = model.naive(name, target, sets, trial)
                 for nothing_T, found_TJ, values in zip(
                     context.baselines.over_swaps, sparse[rule].over_swaps, naive, strict=True
                 ):
                     close(np.append(nothing_T[index], found_TJ[index]), values, (name, target, rule))
+            whole = context.measured_with(np.array([index]), np.arange(target - S)[None]).over_swaps
+            assert whole.losses[0] == pytest.approx(context.long_losses_T[index], abs=TOLERANCE)
+            if name == "own":
+                assert 0 <= whole.divergences[0] < 2e-6

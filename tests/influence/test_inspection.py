@@ -8,14 +8,13 @@ Shapes: B gates, S rows, F distant tokens, H heads of a layer.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hugging_face_families import FAMILIES, VOCABULARY_SIZE, make_model, windowed
-from measured_documents import with_far
 from olmo.model import OLMo, OLMoBlock
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -30,11 +29,14 @@ from sparsity_length.models.olmo import OLMoCausalLM
 
 S = 4
 L = 24
-LENGTHS = ContextLengths(short_context_length=S, long_context_length=L, targets_per_chunk=3)
-OWN, NULL = np.random.default_rng(11).integers(0, VOCABULARY_SIZE, (2, L))
-CHUNKS = {"own": OWN, "other_document": NULL}
+M = 3
+LENGTHS = ContextLengths(short_context_length=S, long_context_length=L, targets_per_chunk=M)
+TARGETS = range(L - M, L)
+GENERATOR = np.random.default_rng(11)
+CHUNKS = {name: GENERATOR.integers(0, VOCABULARY_SIZE, L) for name in ("own", "other_document")}
 STEP = 5e-3
 NUM_ANSWERS = 3
+SEED = (2, 7)
 TOLERANCE = 1e-3  # of the largest derivative
 TOLERANCE_AT_KINKS = 1e-2  # the ReLU of OPT has them, and the derivative of Nemotron's
 # Another gate may send a token to another expert, and there a finite difference is none. Stock BLOOM and MPT
@@ -48,6 +50,7 @@ INSPECTED = [
         for name in (*sorted(FAMILIES.keys() - {"llama", "mixtral", "bloom", "mpt"}), "bos olmo")
     ),
 ]
+BOS = 7
 
 
 @dataclass
@@ -55,45 +58,25 @@ class Family:
     """A model under test, and what a stock model of the same weights says."""
 
     lm: CausalLM
-    logits: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    """(texts [B, S], masks to be added [B, 1, S, S]) -> [B, S, V]."""
+    losses_under_gates: Callable[[torch.Tensor, int, torch.Tensor], np.ndarray]
+    """(text [S], answer, gates [B, S], which multiply exp(score) of edges into a row) -> float64 [B]."""
     attention: Callable[[torch.Tensor], list[np.ndarray]]
     """A text [S] -> that of every layer, [H, S, S]."""
     tolerance: float = TOLERANCE
-    bos: tuple[int, ...] = ()
-    """Before every text; no gate is in front of it, and no place is its own."""
 
     def contexts(self) -> dict[str, FarContext]:
-        lm = self.lm.led_by(self.bos)
-        return far_contexts(lm, LENGTHS, Batching(100), OWN, NULL, seed=(2, 7))
+        return far_contexts(self.lm, LENGTHS, Batching(100), *CHUNKS.values(), seed=SEED)
 
-    def behind_bos(self, text_S: np.ndarray) -> torch.Tensor:
-        return torch.tensor([*self.bos, *text_S])
-
-    @torch.inference_mode()
-    def attended(self, text_S: np.ndarray) -> list[np.ndarray]:
-        """That of every layer to the text's own tokens, [H, S, S]."""
-        num = len(self.bos)
-        return [weights_HSS[:, num:, num:] for weights_HSS in self.attention(self.behind_bos(text_S))]
-
-    @torch.inference_mode()
-    def slopes(self, text_S: np.ndarray, num_far: int, answer: int) -> np.ndarray:
-        """The derivative of the loss by the gate of each distant token: float64 [F].
-
-        Gates multiply exp(score) of edges into a row.
-        """
-        read_S = self.behind_bos(text_S)
-        changes_FS = STEP * torch.eye(len(read_S), dtype=torch.float64)[len(self.bos) :][:num_far]
-        gates_B11S = 1 + torch.cat([changes_FS, -changes_FS])[:, None, None]
-        logits_BSV = self.logits(read_S.expand(2 * num_far, -1), gates_B11S.log() + hidden(len(read_S)))
-        losses_B = -logits_BSV[:, -1].double().log_softmax(-1)[:, answer].numpy()
-        opened, closed = losses_B.reshape(2, num_far)
+    def slopes(self, text_S: torch.Tensor, num_far: int, answer: int) -> np.ndarray:
+        """The derivative of the loss by the gate of each distant token: float64 [F]."""
+        changes_FS = STEP * torch.eye(num_far, len(text_S), dtype=torch.float64)
+        opened, closed = (self.losses_under_gates(text_S, answer, 1 + sign * changes_FS) for sign in (1, -1))
         return (opened - closed) / (2 * STEP)
 
 
-def seen(name: str, target: int) -> np.ndarray:
+def seen(name: str, target: int) -> torch.Tensor:
     """The tokens before the target as it sees them: its own, or with the other document's before t - s."""
-    return with_far(OWN, CHUNKS[name], target, S)[:target]
+    return torch.tensor(np.concatenate([CHUNKS[name][: target - S], CHUNKS["own"][target - S : target]]))
 
 
 def softmax(
@@ -116,9 +99,13 @@ def hidden(num_rows: int) -> torch.Tensor:
 def of_olmo(make_olmo: Callable[..., OLMo]) -> Family:
     stock = make_olmo(seed=3, n_kv_heads=2).double()
 
-    def logits(text_BS: torch.Tensor, mask_B1SS: torch.Tensor) -> torch.Tensor:
-        return stock(text_BS, attention_bias=mask_B1SS).logits
+    @torch.inference_mode()
+    def losses(text_S: torch.Tensor, answer: int, gates_BS: torch.Tensor) -> np.ndarray:
+        bias_B1SS = (gates_BS.log()[:, None] + hidden(len(text_S)))[:, None]
+        logits = stock(text_S.expand(len(gates_BS), -1), attention_bias=bias_B1SS).logits
+        return -logits[:, -1].double().log_softmax(-1)[:, answer].numpy()
 
+    @torch.inference_mode()
     def attention(text_S: torch.Tensor) -> list[np.ndarray]:
         layers: list[np.ndarray] = []
         attend = OLMoBlock._scaled_dot_product_attention
@@ -132,57 +119,77 @@ def of_olmo(make_olmo: Callable[..., OLMo]) -> Family:
             stock(text_S[None])
         return layers
 
-    return Family(OLMoCausalLM(make_olmo(seed=3, n_kv_heads=2)), logits, attention)
+    return Family(OLMoCausalLM(make_olmo(seed=3, n_kv_heads=2)), losses, attention)
 
 
 def of_hugging_face(name: str) -> Family:
     stock = make_model(name, 4, attention="eager").double()
+    layers = list[np.ndarray]()
 
-    def logits(text_BS: torch.Tensor, mask_B1SS: torch.Tensor) -> torch.Tensor:
+    def logits_of(text_BS: torch.Tensor, mask_B1SS: torch.Tensor) -> torch.Tensor:
+        positions_BS = torch.arange(text_BS.shape[1]).expand(len(text_BS), -1)
+        mask = windowed(stock, mask_B1SS)
         return stock(
-            input_ids=text_BS,
-            position_ids=torch.arange(text_BS.shape[1]).expand(len(text_BS), -1),
-            attention_mask=windowed(stock, mask_B1SS),
-            use_cache=False,
+            input_ids=text_BS, position_ids=positions_BS, attention_mask=mask, use_cache=False
         ).logits
 
+    @torch.inference_mode()
+    def losses(text_S: torch.Tensor, answer: int, gates_BS: torch.Tensor) -> np.ndarray:
+        mask_B1SS = (gates_BS.log()[:, None] + hidden(len(text_S)))[:, None]
+        logits = logits_of(text_S.expand(len(gates_BS), -1), mask_B1SS)
+        return -logits[:, -1].log_softmax(-1)[:, answer].numpy()
+
+    def witness(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None = None,
+        softcap: float | None = None,
+        sliding_window: int | None = None,
+        **_: Any,
+    ) -> tuple[torch.Tensor, None]:
+        num_sharing = query.shape[1] // key.shape[1]
+        key, value = (shared[0].repeat_interleave(num_sharing, 0) for shared in (key, value))
+        query_HSE = query[0] * (scaling or 1 / math.sqrt(query.shape[-1]))
+        weights_HSS = softmax(query_HSE, key, softcap, sliding_window)
+        layers.append(weights_HSS.numpy())
+        return (weights_HSS @ value).transpose(0, 1)[None], None
+
+    @torch.inference_mode()
     def attention(text_S: torch.Tensor) -> list[np.ndarray]:
-        layers: list[np.ndarray] = []
-
-        def witness(
-            module: torch.nn.Module,
-            query: torch.Tensor,
-            key: torch.Tensor,
-            value: torch.Tensor,
-            attention_mask: torch.Tensor | None,
-            scaling: float | None = None,
-            softcap: float | None = None,
-            sliding_window: int | None = None,
-            **_: Any,
-        ) -> tuple[torch.Tensor, None]:
-            num_sharing = query.shape[1] // key.shape[1]
-            key, value = (shared[0].repeat_interleave(num_sharing, 0) for shared in (key, value))
-            query_HSE = query[0] * (scaling or 1 / math.sqrt(query.shape[-1]))
-            weights_HSS = softmax(query_HSE, key, softcap, sliding_window)
-            layers.append(weights_HSS.numpy())
-            return (weights_HSS @ value).transpose(0, 1)[None], None
-
+        layers.clear()
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(ALL_ATTENTION_FUNCTIONS, "witness", witness)
             stock.set_attn_implementation("witness")
-            logits(text_S[None], hidden(len(text_S))[None, None])
+            logits_of(text_S[None], hidden(len(text_S))[None, None])
             stock.set_attn_implementation("eager")
-        return layers
+        return list(layers)
 
     tolerance = TOLERANCE_AT_KINKS if name in ("opt", "nemotron") else TOLERANCE
-    return Family(HuggingFaceCausalLM(make_model(name, 4)), logits, attention, tolerance)
+    return Family(HuggingFaceCausalLM(make_model(name, 4)), losses, attention, tolerance)
+
+
+def behind_bos(family: Family) -> Family:
+    """The model that reads BOS before every text; no gate is in front of it, and no place is its own."""
+
+    def losses(text_S: torch.Tensor, answer: int, gates_BS: torch.Tensor) -> np.ndarray:
+        gates_BS = torch.nn.functional.pad(gates_BS, (1, 0), value=1.0)
+        return family.losses_under_gates(torch.cat([torch.tensor([BOS]), text_S]), answer, gates_BS)
+
+    def attention(text_S: torch.Tensor) -> list[np.ndarray]:
+        layers = family.attention(torch.cat([torch.tensor([BOS]), text_S]))
+        return [weights_HSS[:, 1:, 1:] for weights_HSS in layers]
+
+    return Family(family.lm.led_by([BOS]), losses, attention, family.tolerance)
 
 
 @pytest.fixture(scope="module", params=INSPECTED)
 def family(request: pytest.FixtureRequest, make_olmo: Callable[..., OLMo]) -> Family:
     name = request.param.removeprefix("bos ")
     plain = of_olmo(make_olmo) if name == "olmo" else of_hugging_face(name)
-    return plain if name == request.param else replace(plain, bos=(7,))
+    return behind_bos(plain) if name != request.param else plain
 
 
 def test_every_gate_gradient_and_information_is_of_finite_differences(
@@ -195,8 +202,8 @@ def test_every_gate_gradient_and_information_is_of_finite_differences(
             (-rules.gradient(context), family.tolerance),
             (rules.gradient_divergence(context), 2 * family.tolerance),
         )
-        for index, target in enumerate(LENGTHS.targets_T):
-            ids = [int(OWN[target]), *(int(drawn_T[index]) for drawn_T in answers)]
+        for index, target in enumerate(TARGETS):
+            ids = [int(CHUNKS["own"][target]), *(int(drawn_T[index]) for drawn_T in answers)]
             own_F, *drawn = (family.slopes(seen(name, target), target - S, answer) for answer in ids)
             for (values_TF, tolerance), naive_F in zip(found, (own_F, np.square(drawn).mean(0)), strict=True):
                 atol = tolerance * abs(naive_F).max()
@@ -208,14 +215,17 @@ def test_every_gate_gradient_and_information_is_of_finite_differences(
 def test_attention_and_rollout_are_of_the_stock_models_attention(family: Family) -> None:
     for name, context in family.contexts().items():
         found = rules.attention(context), rules.attention_rollout(context)
-        for index, target in enumerate(LENGTHS.targets_T):
-            first_HSS, last_HSS = family.attended(seen(name, target))
-            halves = ((heads_HSS.mean(0) + np.eye(target)) / 2 for heads_HSS in (last_HSS, first_HSS))
-            naive = np.concatenate([first_HSS, last_HSS])[:, -1].mean(0), np.matmul(*halves)[-1]
+        for index, target in enumerate(TARGETS):
+            layers = family.attention(seen(name, target))
+            assert len(layers) == 2
+            rollout_SS = np.eye(target)
+            for heads_HSS in layers:
+                rollout_SS = (0.5 * heads_HSS.mean(0) + 0.5 * np.eye(target)) @ rollout_SS
+            naive = np.concatenate(layers)[:, -1].mean(0), rollout_SS[-1]
             for values_TF, naive_S in zip(found, naive, strict=True):
-                own_F, beyond = np.split(values_TF[index], [target - S])
-                np.testing.assert_allclose(own_F, naive_S[: target - S], atol=1e-5)
-                assert np.isnan(beyond).all(), (name, target)
+                num_far = target - S
+                np.testing.assert_allclose(values_TF[index, :num_far], naive_S[:num_far], atol=1e-5)
+                assert np.isnan(values_TF[index, num_far:]).all(), (name, target)
 
 
 def test_attention_sinks_are_counted() -> None:

@@ -83,11 +83,13 @@ def test_exactly_the_planted_tokens_are_found_and_k_star_is_their_number(k: int)
     rule = "add_one_in_divergence"
     sparse = sparse_contexts(own, {rule: (find_rule(rule).rank(own, STUDIED[-1]), STUDIED)})[rule].over_swaps
     long = Measured(own.long_losses_T, np.zeros(2))
+    ks_J = np.array(STUDIED)
     for without_T, with_some_TJ, with_all_T in zip(own.baselines.over_swaps, sparse, long, strict=True):
-        k_star, is_censored = _k_star(
-            without_T - with_all_T, without_T[:, None] - with_some_TJ, np.array(STUDIED)
-        )
+        k_star, is_censored = _k_star(without_T - with_all_T, without_T[:, None] - with_some_TJ, ks_J)
         assert k_star.tolist() == [k, k] and not is_censored.any()
+    # k tokens are all that there is: neither loss nor divergence is left
+    np.testing.assert_allclose(sparse.losses[:, STUDIED.index(k)], own.long_losses_T, atol=1e-6)
+    assert (sparse.divergences[:, STUDIED.index(k) :] < 1e-6).all()
 
 
 def test_k_star_is_the_least_k_that_reaches_ninety_percent() -> None:
@@ -143,7 +145,8 @@ def test_what_only_a_stand_in_does_is_recovered_in_its_own_swap_alone() -> None:
 
 
 def _select(rule: str, max_k: int, num_far: list[int], **facts: object) -> list[list[int]]:
-    return find_rule(rule).rank(SimpleNamespace(num_far_tokens_T=np.array(num_far), **facts), max_k).tolist()
+    context = SimpleNamespace(num_far_tokens_T=np.array(num_far), **facts)
+    return find_rule(rule).rank(context, max_k).tolist()
 
 
 def test_random_draws_far_positions_without_repeating_and_again_the_same() -> None:

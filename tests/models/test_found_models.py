@@ -5,13 +5,11 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-import huggingface_hub
 import numpy as np
 import pytest
 import torch
 from hugging_face_families import make_model, save_model
-from huggingface_hub import constants
-from tokenizers import AddedToken, Tokenizer, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from sparsity_length import explain, influential_tokens, losses
@@ -19,8 +17,6 @@ from sparsity_length.cli import InputError
 from sparsity_length.measuring.given import GivenModel, refuse_foreign_tokens
 from sparsity_length.models.load import find_model, name_of
 from sparsity_length.text.tokenizer import load_tokenizer, parse_tokenizer_name, train_bpe
-
-POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 
 
 def write_model(folder: Path) -> Path:
@@ -47,7 +43,6 @@ def _renamed(old: str, new: str) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("change", "at", "sentence"),
     [
-        (_renamed("config.json", "x.gguf"), "x.gguf", "GGUF is .*; name the model that it was made from"),
         (lambda _: None, "absent.gguf", "GGUF is .*; name the model that it was made from"),
         (
             _renamed("model.safetensors.index.json", "q4.gguf"),
@@ -58,7 +53,9 @@ def _renamed(old: str, new: str) -> Callable[[Path], object]:
         (lambda _: None, "config.json", "it is a file; name the folder"),
         (_renamed("*.index.json", "old.json"), "", r"\(it holds config.json, .*, old.json, tokenizer.json\)"),
         (
-            lambda folder: (folder / "model-00001-of-00004.safetensors").write_text(POINTER),
+            lambda folder: (folder / "model-00001-of-00004.safetensors").write_text(
+                "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+            ),
             "",
             "model-00001-of-00004.safetensors is a Git LFS pointer",
         ),
@@ -80,24 +77,24 @@ def test_what_is_there_is_named(
 def test_names_of_models(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One in the home folder is found without a shell."""
     monkeypatch.setenv("HOME", str(folder.parent))
-    assert find_model("~/model").folder == folder and name_of("~/model") == "model"
-    assert GivenModel("~/model").name == "model" and parse_tokenizer_name("~/model") == folder
-    assert name_of("gpt2") == "gpt2" and name_of("me/tiny@refs/pr/1") == "tiny-refs-pr-1"
-    assert name_of(f"{folder}/runs/long-seed0") == "long-seed0"
+    assert find_model("~/model").folder == parse_tokenizer_name("~/model") == folder
+    names = [name_of(word) for word in ("~/model", "gpt2", "me/tiny@refs/pr/1", f"{folder}/runs/long-seed0")]
+    assert names == ["model", "gpt2", "tiny-refs-pr-1", "long-seed0"]
 
 
 def test_a_model_is_the_files_that_are_loaded(folder: Path) -> None:
     """Not what an earlier save, or another format, left beside them."""
     before = find_model(str(folder)).sha256(with_code=False)
+    other = make_model("llama", seed=1)
     for name in ("model-00001-of-00002.safetensors", "pytorch_model.bin", "model.fp16.safetensors"):
         (folder / name).write_bytes(b"stale")
     assert find_model(str(folder)).sha256(with_code=False) == before
-    make_model("llama", seed=1).save_pretrained(folder)  # one file, which goes before the shards
+    other.save_pretrained(folder)  # one file, which goes before the shards
     changed = find_model(str(folder))
     assert [path.name for path in changed.files(with_code=False)] == ["config.json", "model.safetensors"]
     assert changed.sha256(with_code=False) != before
-    weights = GivenModel(changed, device="cpu")._load(16)._model.state_dict()
-    assert torch.equal(weights["lm_head.weight"], make_model("llama", seed=1).lm_head.weight)
+    loaded = GivenModel(changed, device="cpu")._load(16)
+    assert torch.equal(loaded._model.lm_head.weight, other.lm_head.weight)
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -106,24 +103,21 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 @pytest.fixture
 def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cached files of me/tiny, two shards among them; the hub has others, which were not fetched."""
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     cache = tmp_path / "models--me--tiny"
     folder = write_model(cache / "snapshots" / COMMIT)
     for revision in ("main", "refs/pr/1", "feature/x"):
         (cache / "refs" / revision).parent.mkdir(parents=True, exist_ok=True)
         (cache / "refs" / revision).write_text(COMMIT)
-    names = [*(path.name for path in folder.iterdir()), "all_results.json"]
     tree = pytest.importorskip("huggingface_hub._tree_cache")
-    files = {name: tree.TreeCacheEntry(1, "0" * 40) for name in names}
-    tree.write_tree_cache(str(cache), COMMIT, files)
+    names = [*(path.name for path in folder.iterdir()), "all_results.json"]
+    tree.write_tree_cache(str(cache), COMMIT, dict.fromkeys(names, tree.TreeCacheEntry(1, "0" * 40)))
     return folder
 
 
 @pytest.mark.parametrize("at", ["", "@main", "@refs/pr/1", "@feature/x", f"@{COMMIT}"])
 def test_what_nobody_needs_may_be_missing(at: str, snapshot: Path) -> None:
-    with pytest.raises(huggingface_hub.errors.IncompleteSnapshotError):
-        huggingface_hub.snapshot_download("me/tiny", local_files_only=True)
     assert find_model(f"me/tiny{at}").folder == snapshot
     assert parse_tokenizer_name(f"me/tiny{at}") == snapshot
 
@@ -133,9 +127,7 @@ def test_what_nobody_needs_may_be_missing(at: str, snapshot: Path) -> None:
 )
 def test_what_is_needed_may_not(missing: str, snapshot: Path) -> None:
     next(snapshot.glob(missing)).unlink()
-    with pytest.raises(
-        InputError, match="me/tiny at revision main is not in the cache and cannot be fetched"
-    ):
+    with pytest.raises(InputError, match="me/tiny at revision main is not in the cache and cannot be"):
         find_model("me/tiny")
 
 
@@ -145,11 +137,6 @@ OTHER_TEXT = "Words of quite another kind: 0123456789, zigzag, fuzzy, quiz, jinx
 
 def _bpe(text: str = TEXT, size: int = 290) -> Tokenizer:
     return Tokenizer.from_str(train_bpe([text * 9], size).to_json())
-
-
-def _with_a_blank_before_a_text(tokenizer: Tokenizer) -> Tokenizer:
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    return tokenizer
 
 
 def _with_added(tokenizer: Tokenizer) -> Tokenizer:
@@ -166,7 +153,13 @@ def _with_added(tokenizer: Tokenizer) -> Tokenizer:
         (_with_added, 290, [290], "largest ID used: 290"),  # which the model has no row for
         (_with_added, 320, [290], "another tokenizer"),  # which the model's does not know
         (lambda _: _bpe(OTHER_TEXT), 290, [5], "another tokenizer"),  # of the same size
-        (_with_a_blank_before_a_text, 290, [5], "another tokenizer"),  # of the same names and IDs
+        # Of the same names and IDs, with a blank before a text.
+        (
+            lambda own: Tokenizer.from_str(own.to_str().replace('space":false', 'space":true')),
+            290,
+            [5],
+            "another tokenizer",
+        ),
         (lambda _: _bpe(size=270), 290, [5], "another tokenizer"),  # whose names and IDs it all has
     ],
 )
@@ -195,14 +188,13 @@ def test_a_model_without_bos_is_not_given_one(tmp_path: Path, caplog: pytest.Log
 
 
 def test_every_face_refuses_a_foreign_tokenizer(tmp_path: Path) -> None:
-    other = _bpe(OTHER_TEXT)
     model = save_model(tmp_path / "own", _bpe().to_str())
-    stranger = save_model(tmp_path / "other", other.to_str())
-    for call in (
-        lambda: losses(TEXT, model, tokenizer=other, short_context_length=4),
-        lambda: losses(TEXT, model, tokenizer=stranger, short_context_length=4),
-        lambda: explain(TEXT, model, tokenizer=f"{stranger}/tokenizer.json", short_context_length=4),
-        lambda: influential_tokens(TEXT, model, tokenizer=stranger, short_context_length=4, k=(1,)),
+    other = _bpe(OTHER_TEXT)
+    other.save(str(tmp_path / "tokenizer.json"))
+    for function, given in (
+        (losses, other),
+        (explain, f"{tmp_path}/tokenizer.json"),
+        (influential_tokens, tmp_path),
     ):
         with pytest.raises(InputError, match="is another tokenizer than that of own"):
-            call()
+            function(TEXT, model, tokenizer=given, short_context_length=4)

@@ -7,7 +7,6 @@ with the engine. What the model's tokenizer puts before a text is in every conte
 
 import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,18 +22,15 @@ S = 16  # tokens of the short contexts
 TOLERANCE = 2e-4  # nats; found are 6e-5
 
 
-def folder_or_skip(key: str) -> Path:
-    """The folder of a real model; the test is skipped, and says why, if the model cannot be had."""
-    try:
-        return real_model.model_folder(key)
-    except real_model.UnavailableError as reason:
-        pytest.skip(f"{real_model.REAL_MODELS[key].name} cannot be had: {reason}")
-
-
 class StockModel:
-    """The model of a folder with its tokenizer, both as transformers loads them."""
+    """A real model with its tokenizer, both as transformers loads them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, key: str) -> None:
+        """The test is skipped, and says why, if the model cannot be had."""
+        try:
+            folder = real_model.model_folder(key)
+        except real_model.UnavailableError as reason:
+            pytest.skip(f"{real_model.REAL_MODELS[key].name} cannot be had: {reason}")
         self.folder = str(folder)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self._model = AutoModelForCausalLM.from_pretrained(
@@ -85,42 +81,41 @@ class StockModel:
         return torch.log_softmax(logits[0, -1].double(), -1).numpy()
 
 
-def assert_close(found: Sequence[float], expected: Sequence[float]) -> None:
-    """Nats of the engine and of the stock model."""
-    np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
-
-
 def assert_explained_as_by_stock(stock: StockModel, text: str, position: int) -> None:
     """Every number that `explain` tells of one prediction."""
     foreign = " ".join(stock.documents(stock.num_tokens(text), 7)[1:])
-    asked = {"unit": "token", "sources": 4, "short_context_length": S, "dtype": "float32", "budget": 3600}
-    found = explain(text, stock.folder, position=position, swap_text=foreign, **asked)
-    ids_N = stock.token_ids(text)
-    assert found.losses["token_id"].tolist() == [ids_N[position + stock.num_bos]]
+    found = explain(
+        text,
+        stock.folder,
+        position=position,
+        swap_text=foreign,
+        unit="token",
+        sources=4,
+        short_context_length=S,
+        dtype="float32",
+        budget=3600,
+    )
+    ids_N = stock.token_ids(text)[: stock.num_bos + position + 1]
+    assert found.losses["token_id"].tolist() == [ids_N[-1]]
     pieces_4N = stock.token_ids(foreign)[stock.num_bos :][: 4 * (position + 1)].reshape(4, -1)
-    leading_4B = np.tile(ids_N[: stock.num_bos], (4, 1))
-    swaps_4N = np.concatenate([leading_4B, pieces_4N], axis=1)
+    swaps_4N = np.insert(pieces_4N, 0, ids_N[: stock.num_bos, None], axis=1)
 
     def predict(target: int, cases: Sequence[Case]) -> np.ndarray:
         return np.stack([stock.log_probs(tokens_N, target, seen) for tokens_N, seen in cases])
 
-    ids_N = ids_N[: swaps_4N.shape[1]]
     assert_explained(found, position, ids_N, swaps_4N, predict, TOLERANCE, stock.num_bos)
 
 
 def assert_losses_as_by_stock(stock: StockModel, text: str, places: Iterable[int]) -> None:
     """The losses and the divergence that `losses` tells of a text's tokens at these places from its end."""
     frame = losses(text, stock.folder, short_context_length=S, dtype="float32")
-    by_length = losses(text, stock.folder, context_lengths=(3, 9), dtype="float32")
     ids_N = stock.token_ids(text)
     for place in places:
-        row = frame.iloc[-place]
-        of_lengths = by_length[by_length["position"] == row["position"]]
         target = len(ids_N) - place
-        assert row["token_id"] == ids_N[target]
-        starts = (stock.num_bos, target - S, target - 3, target - 9)
-        full_V, *short_3V = (stock.log_probs(ids_N, target, range(start, target)) for start in starts)
-        told = [row["long_context_loss"], row["short_context_loss"], *of_lengths["loss"]]
-        assert_close(told, [-of_V[ids_N[target]] for of_V in (full_V, *short_3V)])
-        told = [row["divergence"], *of_lengths["divergence"]]
-        assert_close(told, [divergence(full_V, short_V) for short_V in short_3V])
+        full_V, short_V = (
+            stock.log_probs(ids_N, target, range(start, target)) for start in (stock.num_bos, target - S)
+        )
+        answer = ids_N[target]
+        expected = [answer, -full_V[answer], -short_V[answer], divergence(full_V, short_V)]
+        told = frame.iloc[-place][["token_id", "long_context_loss", "short_context_loss", "divergence"]]
+        np.testing.assert_allclose(told.astype(float), expected, atol=TOLERANCE, rtol=0)

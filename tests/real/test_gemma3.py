@@ -9,7 +9,6 @@ from stock_model import (
     StockModel,
     assert_explained_as_by_stock,
     assert_losses_as_by_stock,
-    folder_or_skip,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_model]
@@ -17,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.real_model]
 
 @pytest.fixture(scope="module")
 def stock() -> StockModel:
-    return StockModel(folder_or_skip("gemma3"))
+    return StockModel("gemma3")
 
 
 @pytest.mark.parametrize("num_tokens", [121, 560])

@@ -1,6 +1,5 @@
 """Training: configuration, batches, position IDs, losses, checkpoints, resuming to the same weights."""
 
-import json
 import os
 import re
 import shutil
@@ -8,11 +7,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-from measured_documents import flip, write_data
+from measured_documents import DOCUMENTS, flip, write_data
 from olmo.config import TrainConfig
 from olmo.model import OLMo
 from omegaconf import OmegaConf
@@ -21,7 +22,6 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from sparsity_length.cli import InputError
 from sparsity_length.models.olmo import blocks_of
 from sparsity_length.text.folder import TokenizedData
-from sparsity_length.training import trainer as trainer_module
 from sparsity_length.training.config import PretrainConfig, load_config
 from sparsity_length.training.data import TrainingBatches
 from sparsity_length.training.loop import has_finished, last_metrics, newest_state, save_checkpoint, train
@@ -55,10 +55,8 @@ TINY_OVERRIDES = (
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> TokenizedData:
-    """Two files of 600 and 200 tokens in which token 2n is always followed by 2n + 1."""
-    generator = np.random.default_rng(0)
-    firsts = [2 * generator.integers(0, 20, num_tokens // 2) for num_tokens in (600, 200)]
-    files = [np.stack((first, first + 1), axis=1).ravel() for first in firsts]
+    """Two files of 600 and 200 tokens."""
+    files = [np.random.default_rng(number).integers(0, 40, number) for number in (600, 200)]
     return TokenizedData.open(write_data(tmp_path_factory.mktemp("data"), files))
 
 
@@ -67,20 +65,14 @@ def make_trainer(data: TokenizedData) -> Callable[..., Trainer]:
     """A function making a Trainer of the tiny run: make_trainer(save_folder, *overrides)."""
 
     def make(save_folder: Path, *overrides: str) -> Trainer:
-        config = load_config(TINY, [*TINY_OVERRIDES, *overrides], data)
-        config.save_folder = str(save_folder)
-        return Trainer(config, data)
+        words = [*TINY_OVERRIDES, *overrides, f"save_folder={save_folder}"]
+        return Trainer(load_config(TINY, words, data), data)
 
     return make
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return torch.load(folder / "model.pt", weights_only=True)
-
-
-def metrics(run_folder: Path) -> list[dict[str, float]]:
-    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
 
 
 def trained(trainer: Trainer, *steps: int) -> list[float]:
@@ -94,27 +86,26 @@ def test_the_loss_of_pieces_is_that_of_the_whole_in_float32(monkeypatch: pytest.
     logits_BSV = torch.randn(3, 7, 50, generator=generator).requires_grad_()
     token_ids_BS = torch.randint(50, (3, 7), generator=generator)
     expected = cross_entropy(logits_BSV[:, :-1].flatten(0, 1), token_ids_BS[:, 1:].flatten())
-    (expected_gradient,) = torch.autograd.grad(expected, logits_BSV)
+    expected_gradient = torch.autograd.grad(expected, logits_BSV)
     for logits_at_once in (1, 4 * 50, 2**20):  # a token at least; four, so that sequences are cut; all
-        monkeypatch.setattr(trainer_module, "_LOGITS_AT_ONCE", logits_at_once)
+        monkeypatch.setattr("sparsity_length.training.trainer._LOGITS_AT_ONCE", logits_at_once)
         loss = next_token_loss(logits_BSV, token_ids_BS) / 18
-        (gradient,) = torch.autograd.grad(loss, logits_BSV)
-        assert loss.item() == pytest.approx(expected.item(), rel=1e-6), logits_at_once
-        assert torch.allclose(gradient, expected_gradient, atol=1e-8), logits_at_once
+        found = (loss, *torch.autograd.grad(loss, logits_BSV))
+        torch.testing.assert_close(found, (expected, *expected_gradient), rtol=1e-6, atol=1e-8)
     coarse = logits_BSV.detach().bfloat16()
     assert next_token_loss(coarse, token_ids_BS) == next_token_loss(coarse.float(), token_ids_BS)
 
 
 def test_accumulated_micro_batches_are_one_batch(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    sizes = (f"device_train_microbatch_tokens={size}" for size in (8, 32))
-    single, whole = (trained(make_trainer(tmp_path, size), 1, 2, 3) for size in sizes)
+    single, whole = (
+        trained(make_trainer(tmp_path, f"device_train_microbatch_tokens={size}"), 1, 2, 3) for size in (8, 32)
+    )
     assert single == pytest.approx(whole, rel=1e-5)
 
 
 def test_position_ids_and_seed_reach_the_model(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    overrides = ((), ("position_scheme=pose", "pose_target_length=8"), POSE, ("seed=1",))
-    contiguous, to_itself, pose, other = (trained(make_trainer(tmp_path, *words), 1) for words in overrides)
-    assert contiguous == to_itself and contiguous not in (pose, other)
+    plain, pose, other = (trained(make_trainer(tmp_path, *words), 1) for words in ((), POSE, ("seed=1",)))
+    assert plain not in (pose, other)
 
 
 @pytest.mark.parametrize(
@@ -129,9 +120,8 @@ def test_position_ids_and_seed_reach_the_model(make_trainer: MakeTrainer, tmp_pa
 def test_olmo_loads_the_checkpoint_to_equal_logits(
     positions: list[str], make_trainer: MakeTrainer, data: TokenizedData, tmp_path: Path
 ) -> None:
-    trainer = make_trainer(tmp_path, *positions)
+    trainer = make_trainer(tmp_path, "max_duration=3", "save_interval=3", *positions)
     folder = trainer.run()
-    assert folder == tmp_path / "step6-unsharded"
     token_ids_BS = torch.arange(16).reshape(2, 8)
     trainer._model.eval()
     trainer._rotary.set_position_ids(torch.arange(8)[None])
@@ -152,13 +142,16 @@ def test_olmo_loads_the_checkpoint_to_equal_logits(
 def test_a_resumed_run_ends_at_the_same_weights(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     keeping = "save_num_unsharded_checkpoints_to_keep=2"
     whole = make_trainer(tmp_path / "whole", DROPOUT, *POSE, keeping).run()
-    assert sorted(path.name for path in whole.parent.glob("step*")) == ["step4-unsharded", whole.name]
+    assert sorted(path.name for path in whole.parent.glob("step*")) == ["step4-unsharded", "step6-unsharded"]
     resumed = shutil.copytree(whole.parent, tmp_path / "resumed", ignore=shutil.ignore_patterns(whole.name))
     torch.manual_seed(99)
     trainer = make_trainer(resumed, DROPOUT, *POSE, keeping)
     assert trainer.step == 4
     torch.testing.assert_close(weights(trainer.run()), weights(whole), rtol=0, atol=0)
-    assert metrics(resumed) == metrics(whole.parent)
+    one, other = (
+        pd.read_json(run / "metrics.jsonl", lines=True, precise_float=True) for run in (resumed, whole.parent)
+    )
+    assert one.drop(columns="tokens_per_second").equals(other.drop(columns="tokens_per_second"))
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run(make_trainer: MakeTrainer, tmp_path: Path) -> None:
@@ -172,10 +165,10 @@ def test_checkpointed_activations_are_computed_again_to_the_same_numbers(
     make_trainer: MakeTrainer, tmp_path: Path
 ) -> None:
     checkpointed = make_trainer(tmp_path, "activation_checkpointing=whole_layer")
-    calls: list[Any] = []
-    blocks_of(checkpointed._olmo)[0].register_forward_pre_hook(lambda *_: calls.append(1))
+    is_called = mock.Mock(return_value=None)
+    blocks_of(checkpointed._olmo)[0].register_forward_pre_hook(is_called)
     assert trained(checkpointed, 1, 2) == trained(make_trainer(tmp_path), 1, 2)
-    assert len(calls) == 2 * 2 * 2  # two steps of two micro-batches, each forward and again in backward
+    assert is_called.call_count == 8  # two steps of two micro-batches, each forward and again in backward
 
 
 @torch.no_grad()
@@ -184,44 +177,42 @@ def test_the_held_out_loss_is_that_of_one_target_at_a_time(
     make_trainer: MakeTrainer, tmp_path: Path, microbatch_tokens: int
 ) -> None:
     """Of every token but the first of each sequence, given those before it in there."""
-    small = f"device_train_microbatch_tokens={microbatch_tokens}"
-    trainer = make_trainer(tmp_path, small, *POSE, "model.residual_dropout=0.2", "model.init_std=0.3")
-    trainer._config.eval_context_lengths = [4, 12]
-    trainer._held_out_DL = torch.randint(40, (3, 12), generator=torch.Generator().manual_seed(0))
-    found = trainer._measure()
+    words = (f"device_train_microbatch_tokens={microbatch_tokens}", DROPOUT, "model.init_std=0.3", *POSE)
+    trainer = make_trainer(tmp_path, "eval_context_lengths=[4,12]", "eval_num_documents=2", *words)
     stock = OLMo(trainer._config.model).eval()
     stock.load_state_dict(trainer._olmo.state_dict())
+    held_out_DL = torch.tensor(np.stack([tokens[:12] for tokens in [*DOCUMENTS.values()][:2]])).long()
+    expected = {}
     for length in (4, 12):
         losses = [
             float(cross_entropy(stock(sequence_L[None, :target]).logits[0, -1], sequence_L[target]))
-            for sequence_L in trainer._held_out_DL.reshape(-1, length)
+            for sequence_L in held_out_DL.reshape(-1, length)
             for target in range(1, length)
         ]
-        assert found.pop(f"held_out_loss_nats_at_{length}") == pytest.approx(np.mean(losses), rel=1e-5)
-    assert not found
+        expected[f"held_out_loss_nats_at_{length}"] = np.mean(losses)
+    assert trainer._measure() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
     "variables",
-    ["WORLD_SIZE=2 RANK=0 LOCAL_RANK=0", "WORLD_SIZE=2 RANK=1", "LOCAL_RANK=0", "OMPI_COMM_WORLD_SIZE=4"],
+    [{"WORLD_SIZE": "2", "LOCAL_RANK": "0"}, {"LOCAL_RANK": "0"}, {"OMPI_COMM_WORLD_SIZE": "4"}],
+    ids=str,
 )
-def test_a_run_of_several_has_an_address(
-    variables: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for variable in variables.split():
-        monkeypatch.setenv(*variable.split("="))
-    with pytest.raises(InputError, match=f"{variables.split('=')[0]} in the environment speaks of"):
+def test_a_run_of_several_has_an_address(variables: dict[str, str], tmp_path: Path) -> None:
+    with (
+        mock.patch.dict(os.environ, variables),
+        pytest.raises(InputError, match=f"^{next(iter(variables))} "),
+    ):
         train(tmp_path, lambda: pytest.fail("it began"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def config(data: TokenizedData) -> PretrainConfig:
     return load_config(TINY, [], data)
 
 
 def save(run: Path, step: int, config: PretrainConfig) -> None:
-    state = {"model": {"weight": torch.arange(3)}, "optim": {"step": 1}, "train": {"step": step}}
-    save_checkpoint(run, step, config, state)
+    save_checkpoint(run, step, config, {"model": {}, "optim": {"step": 1}, "train": {"step": step}})
 
 
 def test_another_configuration_is_refused_by_what_changed(
@@ -242,22 +233,20 @@ def test_another_configuration_is_refused_by_what_changed(
         )
 
 
-DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "config.yaml": (lambda path: os.truncate(path, 100), "has 100 bytes, not"),
-    "model.pt": (lambda path: os.truncate(path, 0), "has 0 bytes, not"),
-    "optim.pt": (Path.unlink, "is missing"),
-    "train.pt": (flip, "has not the SHA-256 of its manifest"),
-}
-
-
-@pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.parametrize(
+    ("name", "damage", "sentence"),
+    [
+        ("config.yaml", lambda path: os.truncate(path, 100), "has 100 bytes, not"),
+        ("model.pt", lambda path: os.truncate(path, 0), "has 0 bytes, not"),
+        ("optim.pt", Path.unlink, "is missing"),
+        ("train.pt", flip, "has not the SHA-256 of its manifest"),
+    ],
+)
 def test_damage_is_refused_and_the_one_before_taken_once_it_is_removed(
-    name: str, tmp_path: Path, config: PretrainConfig
+    name: str, damage: Callable[[Path], Any], sentence: str, tmp_path: Path, config: PretrainConfig
 ) -> None:
     for step in (7, 8):
         save(tmp_path, step, config)
-    assert newest_state(tmp_path)["train"]["step"] == 8
-    damage, sentence = DAMAGES[name]
     damage(tmp_path / "step8-unsharded" / name)
     with pytest.raises(InputError, match=f"{name} {sentence}"):
         newest_state(tmp_path)
@@ -279,21 +268,20 @@ def test_in_bfloat16_its_error_is_of_the_size_of_the_fused_kernels(num_tokens: i
     kernel = scaled_dot_product_attention
 
     def with_gradients(attend: Callable[..., torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
-        """What is gathered, and the derivatives of a sum of it in which every value counts otherwise."""
+        """What is gathered, and the derivatives of the sum of its squares."""
         inputs = [part.detach().to(dtype).requires_grad_() for part in parts]
         attended = attend(*inputs, is_causal=True)
-        weights = torch.linspace(-1, 1, attended.numel()).view(attended.shape)
-        return [attended.detach(), *torch.autograd.grad((weights * attended.float()).sum(), inputs)]
+        return [attended.detach(), *torch.autograd.grad(attended.float().square().sum(), inputs)]
 
     exact = with_gradients(kernel, torch.float64)
     fused = with_gradients(kernel, torch.bfloat16)
     ours = with_gradients(partial(short_attention, kernel), torch.bfloat16)
     for of_exact, of_fused, of_ours in zip(exact, fused, ours, strict=True):
-        assert of_ours.dtype == torch.bfloat16 and of_ours.shape == of_exact.shape
+        assert of_ours.dtype == torch.bfloat16
         error, its_error = ((of - of_exact).double().norm() for of in (of_ours, of_fused))
         assert error <= 5 * its_error
-    if num_tokens == 300:  # few products may be rounded alike by both
-        assert not torch.equal(fused[0], ours[0])
+    # Few products may be rounded alike by both.
+    assert num_tokens < 300 or not torch.equal(fused[0], ours[0])
 
 
 @pytest.fixture
@@ -312,29 +300,24 @@ def test_sequences_never_cross_files_and_leave_out_their_last_tokens(five: Token
     token_ids_BS, position_ids_BS = batches_of(five, 5).batch(1)
     assert sorted(token_ids_BS.tolist()) == [[0, 1], [2, 3], [4, 5], [10, 11], [12, 13]]
     assert position_ids_BS.tolist() == [[0, 1]] * 5
-    assert (token_ids_BS.dtype, position_ids_BS.dtype) == (np.int64, np.int64)
     with pytest.raises(InputError, match="holds 5 sequences of 2 tokens, but one step takes 6"):
         batches_of(five, 6)
 
 
 def test_each_epoch_takes_every_sequence_once_in_another_order(five: TokenizedData) -> None:
-    batches = batches_of(five, 1)
-    assert batches.steps_per_epoch == 5
-    epochs = [
-        [int(batches.sequence_indices(5 * epoch + step)[0]) for step in range(1, 6)] for epoch in range(8)
-    ]
-    assert all(sorted(epoch) == [0, 1, 2, 3, 4] for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) > 1
-    assert epochs[3] == np.random.default_rng([5, 0, 3]).permutation(5).tolist()
-    of_two = batches_of(five, 2)  # an incomplete batch is left out
-    assert of_two.steps_per_epoch == 2
-    assert len({*of_two.sequence_indices(1), *of_two.sequence_indices(2)}) == 4
+    for batch_size, num_steps in ((1, 5), (2, 2)):  # an incomplete batch is left out
+        batches = batches_of(five, batch_size)
+        assert batches.steps_per_epoch == num_steps
+        found = [batches.sequence_indices(step) for step in range(1, 4 * num_steps + 1)]
+        orders = [np.random.default_rng([5, 0, epoch]).permutation(5) for epoch in range(4)]
+        whole = [order[: num_steps * batch_size] for order in orders]
+        assert np.ravel(found).tolist() == np.ravel(whole).tolist()
 
 
 def test_pose_shifts_the_second_chunk_only() -> None:
     ids_BS = pose_position_ids(2000, 4, 10, np.random.default_rng(3))
     skips_BC = np.diff(ids_BS, axis=1) - 1
-    assert ids_BS.dtype == np.int64 and (ids_BS[:, 0] == 0).all()
+    assert (ids_BS[:, 0] == 0).all()
     assert ((skips_BC > 0).sum(axis=1) <= 1).all(), "one cut, which leaves neither chunk empty"
     # The largest skip puts the last token at the last ID, 9; every cut comes with every skip.
     pairs = {(int(skips_C.argmax()), int(skips_C.max())) for skips_C in skips_BC}
@@ -349,7 +332,6 @@ def test_randomized_ids_are_every_subset_equally_often() -> None:
     # The six pairs out of 0 … 3, ascending; 2,000 of each expected, with a standard deviation of 41.
     assert subsets.tolist() == [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
     assert np.abs(counts - 2000).max() < 4.5 * 41
-    assert ids_BS.dtype == np.int64
 
 
 CONFIGS = Path(__file__).parents[2] / "olmo_configs"
@@ -364,15 +346,12 @@ TINY = CONFIGS / "tiny.yaml"
     ],
 )
 def test_every_config_is_accepted_here_and_without_our_fields_by_olmo(
-    path: Path, data: TokenizedData, tmp_path: Path
+    path: Path, data: TokenizedData
 ) -> None:
     values = OmegaConf.load(path)
     plain = {name: value for name, value in values.items() if name not in PretrainConfig.__annotations__}
-    assert len(plain) < len(values)
-    OmegaConf.save(OmegaConf.create(plain), tmp_path / "plain.yaml")
-    config = TrainConfig.load(tmp_path / "plain.yaml")
-    assert config.model.d_model == values.model.d_model
-    assert config.optimizer.betas == (0.9, 0.95)
+    config = TrainConfig.new(**plain)
+    assert (config.model.d_model, config.optimizer.betas) == (values.model.d_model, (0.9, 0.95))
     ours = load_config(path, [], data)
     assert ours.global_train_batch_size * ours.sequence_length == values.global_train_batch_tokens
 
@@ -385,7 +364,6 @@ def test_every_config_is_accepted_here_and_without_our_fields_by_olmo(
         ("seed=x", "seed"),
         ("max_grad_norm=-1", "max_grad_norm"),  # it trained, uphill
         ("optimizer.learning_rate=nan", "learning_rate"),
-        ("time_limit=3", "time_limit"),
         ("model.n_heads=3", "twice model.n_heads"),
         ("model.alibi=true", "either model.rope or model.alibi"),
         ("model.rope=false", "with neither, positions are learned"),
@@ -402,17 +380,13 @@ def test_every_config_is_accepted_here_and_without_our_fields_by_olmo(
         ("position_scheme=pose pose_target_length=128", "at least train_context_length, 256"),
         ("position_scheme=randomized", "randomized_target_length is None"),
         ("max_duration=0", "num_steps is 0"),
-        *(
-            (f"max_duration={text}", "is not steps (1000) or tokens")
-            for text in ("long", "2e6X", "''", "2ep", "infT")
-        ),
+        ("max_duration=2ep", "is not steps (1000) or tokens"),
+        ("max_duration=infT", "is not steps (1000) or tokens"),
         ("eval_context_lengths=[32,100]", "divide the longest"),
         (
-            "max_duration=99",
-            "scheduler.t_warmup is 100 steps, not shorter than scheduler.t_max or max_duration '99'",
+            "max_duration=100",
+            "scheduler.t_warmup is 100 steps, not shorter than scheduler.t_max or max_duration '100'",
         ),
-        ("max_duration=100", "scheduler.t_warmup is 100 steps"),
-        ("scheduler.t_max=99", "scheduler.t_warmup is 100 steps"),
         ("scheduler.t_max=0", "scheduler.t_warmup is 100 steps"),
         ("scheduler.t_max=1000 max_duration=99", "scheduler.t_warmup is 100 steps"),
         ("seed=-1", "seed is -1"),
@@ -426,27 +400,26 @@ def test_bad_settings_are_refused_by_name(override: str, word: str, data: Tokeni
         load_config(TINY, override.split(), data)
 
 
-def test_a_batch_need_only_fit_the_ranks_that_are_launched(
-    data: TokenizedData, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@mock.patch.dict(os.environ, {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"})
+def test_a_batch_need_only_fit_the_ranks_that_are_launched(data: TokenizedData) -> None:
     """Of 16 sequences one rank cannot take 12 at a time; each of two takes its eight."""
-    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
-        monkeypatch.setenv(name, value)
     assert load_config(TINY, ["device_train_microbatch_tokens=3072"], data).num_micro_batches(2) == 1
 
 
-def test_durations_are_steps_or_tokens() -> None:
-    config = PretrainConfig(train_context_length=64, global_train_batch_tokens=4096)
-    for text, num_steps in {1000: 1000, "1e3": 1000, "2e6T": 489, "4096T": 1, "4097T": 2}.items():
-        config.max_duration = text
-        assert config.num_steps == num_steps
+@pytest.mark.parametrize(
+    ("text", "num_steps"), [(1000, 1000), ("1e3", 1000), ("2e6T", 489), ("4096T", 1), ("4097T", 2)]
+)
+def test_durations_are_steps_or_tokens(text: str, num_steps: int) -> None:
+    assert PretrainConfig(global_train_batch_tokens=4096, max_duration=text).num_steps == num_steps
 
 
-def test_warm_up_and_cosine_of_olmo_in_steps_or_tokens(data: TokenizedData) -> None:
-    overrides = ["max_duration=20", "scheduler.alpha_f=0.1", "optimizer.learning_rate=1"]
-    for units in (["scheduler.t_warmup=10"], ["scheduler.t_warmup=40960", "scheduler.units=tokens"]):
-        config = load_config(TINY, [*overrides, *units], data)
-        # From a tenth of the rate in equal parts to all of it, half way down the cosine, to alpha_f.
-        rates = [config.rates(step)[0] for step in (1, 5, 10, 15, 20)]
-        assert rates == pytest.approx([0.19, 0.55, 1.0, 0.55, 0.1]), units
-        assert config.rates(20)[1] == 1.0
+@pytest.mark.parametrize(
+    "units", ["scheduler.t_warmup=10", "scheduler.t_warmup=40960 scheduler.units=tokens"]
+)
+def test_warm_up_and_cosine_of_olmo_in_steps_or_tokens(units: str, data: TokenizedData) -> None:
+    overrides = ["max_duration=20", "scheduler.alpha_f=0.1", "optimizer.learning_rate=1", *units.split()]
+    config = load_config(TINY, overrides, data)
+    rates, norms = np.transpose([config.rates(step) for step in (1, 5, 10, 15, 20)])
+    # From a tenth of the rate in equal parts to all of it, half way down the cosine, to alpha_f.
+    assert rates == pytest.approx([0.19, 0.55, 1.0, 0.55, 0.1])
+    assert (norms == 1).all()
