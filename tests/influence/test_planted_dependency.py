@@ -121,7 +121,7 @@ def test_of_the_null_nothing_is_found() -> None:
 
 def test_what_only_a_stand_in_does_is_recovered_in_its_own_swap_alone() -> None:
     """No distant token tells anything, but each other document has some that mislead, elsewhere each."""
-    lengths = ContextLengths(short_context_length=2, long_context_length=120, targets_per_chunk=1)
+    lengths = ContextLengths(short_context_length=2, long_context_length=70, targets_per_chunk=1)
     weights_V = np.random.default_rng(0).normal(0, 1, VOCABULARY_SIZE)
     weights_V[:8] = 0  # these are all that the own documents have
     model = EvidenceLM(VOCABULARY_SIZE, ANSWER, lambda seen: 1 + float(weights_V[list(seen)].sum()))

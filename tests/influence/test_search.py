@@ -212,7 +212,7 @@ def test_behind_labels_alone_there_is_no_source_and_many_may_be_asked_for() -> N
 def test_what_remains_is_a_mean_over_the_trials_alone() -> None:
     """One trial's text holds what the sources say, the other and the search's do not."""
     search = planted_search({11: 5, 63: 7}, lambda seen: 3.0 * len(seen & {5, 7}), k=2)
-    search.trial_swaps_BS[0, 30:32] = [5, 7]
+    search.trial_swaps_BS[-1, 30:32] = [5, 7]
     whole, half = (np.exp(logit) / (np.exp(logit) + 15) for logit in (6, 3))
     divergence_of_one = whole * np.log(whole / half) + (1 - whole) * np.log((1 - whole) / (1 - half))
     assert search.run(0).remaining_K == pytest.approx([divergence_of_one / 2, 0], abs=1e-5)
