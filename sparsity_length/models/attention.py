@@ -124,6 +124,15 @@ def attend(
 ) -> torch.Tensor:
     """What each row gathers from the rows it sees: [B, H, S, E]; there may be fewer queries than keys.
 
+    Call order:
+        _with_distances     writes ALiBi into queries and keys; all else goes on without slopes
+        _attend_apart       if all rows share a prefix: prefix and own rows apart, then merged
+        joined              else keys and values of both, one behind the other
+        scaled_dot_product_attention
+                            unless scores are watched, changed or capped, or a head has a sink
+        running.change, softcap, mask, softmax, sink, running.watch
+                            else scores and weights, step by step
+
     Args:
         visible: as `running.visible_B1SK`, which may be narrowed in some layers.
         softcap: bounds the scores, smoothly.

@@ -145,6 +145,12 @@ def found_dependencies(
     anyway. Under `swap` other examples' tokens stand in the place of what is left out, and measurements are
     means over all of them: if a place has few values, one is often the token that stands there, and says
     nothing.
+
+    Call order:
+        ids_of              tokens and position IDs of all examples
+        TaskLM.at           for each example the model at its position IDs
+        FarContext          one per ablation; nothing is measured yet
+        Rule.rank           measures what the rule asks for, and ranks the distant tokens of all targets
     """
     if len(examples) < 2:
         raise InputError("other examples' tokens stand in: two examples or more are needed (--num-examples)")

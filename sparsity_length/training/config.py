@@ -141,6 +141,15 @@ def load_config(path: Path, overrides: Sequence[str], data: TokenizedData) -> Pr
     """The configuration of one run, complete and checked; an InputError names a bad field and what is right.
 
     The overrides (`field.subfield=value`) win over the YAML file; the data decides the vocabulary.
+
+    Call order:
+        settings_of         one configuration from file, overrides and data, in this order
+        HONORED_FIELDS      no field that pretrain would ignore
+        require_positive, require_name
+                            each field by itself
+        require             fields that must fit together: model, positions, lengths, batches
+        num_micro_batches   batches that the processes can share
+        require             a warm-up that ends before the training does
     """
     require(
         not data.bos_token_ids,
