@@ -17,7 +17,7 @@ import torch
 from sparsity_length.measuring.contexts import Batching, Rows, hidden_states, read_prefix
 from sparsity_length.measuring.rules import SWAP
 from sparsity_length.measuring.settings import FULL, LAST, NEAR, Placement, Placing
-from sparsity_length.models.interface import CausalLM, Predictions, Prefix, refuse_not_finite, to_device
+from sparsity_length.models.interface import CausalLM, Predictions, Prefix, refuse_not_finite
 from sparsity_length.results.schemas import Columns
 from sparsity_length.text.chunks import Chunk
 
@@ -61,13 +61,16 @@ def measure_placements(
     """One row per target, placement and distant text: table -> columns."""
     targets_T = placing.lengths.targets_T
     most = placing.most_distant
-    cases = [
-        (one, text, distant[text][one.num_distant or most, one.span or most] if text else None)
-        for one in placing.parsed
-        for text in (distant if one.kind == SWAP else [None])
-        if text != chunk.document_id  # a text is not its own distraction
-    ]
-    for placement, document_id, found, entropies in measured_placements(
+    cases: list[tuple[Placement, str | None, Prefix | None]] = []
+    for one in placing.parsed:
+        if one.kind != SWAP:
+            cases.append((one, None, None))
+            continue
+        number_and_span = one.num_distant or most, one.span or most
+        # A text is not its own distraction.
+        others = [text for text in distant if text != chunk.document_id]
+        cases += [(one, text, distant[text][number_and_span]) for text in others]
+    placements = measured_placements(
         model,
         chunk.token_ids_L,
         targets_T[None] if placing.share_near else targets_T[:, None],
@@ -75,18 +78,19 @@ def measure_placements(
         cases,
         Batching.for_model(model),
         placing.compared_with,
-    ):
-        of_targets: Columns = {
-            "target_position": (chunk.start + targets_T).tolist(),
-            "target_token_id": chunk.token_ids_L[targets_T].tolist(),
-            "placement": [placement] * len(targets_T),
-            "distant_document_id": [document_id] * len(targets_T),
-            "loss": found.losses.tolist(),
-            "divergence": found.divergences.tolist(),
-            "entropy": entropies,
-            "is_top": found.are_top.tolist(),
+    )
+    for placement, document_id, found, entropies_T in placements:
+        columns = {
+            "target_position": chunk.start + targets_T,
+            "target_token_id": chunk.token_ids_L[targets_T],
+            "placement": placement,
+            "distant_document_id": document_id,
+            "loss": found.losses,
+            "divergence": found.divergences,
+            "entropy": entropies_T,
+            "is_top": found.are_top,
         }
-        yield "length_interference", of_targets
+        yield "length_interference", columns
 
 
 def measured_placements(
@@ -97,9 +101,16 @@ def measured_placements(
     cases: Iterable[tuple[Placement, str | None, Prefix | None]],
     batching: Batching,
     compared_with: str = NEAR,
-) -> Iterator[tuple[str, str | None, Placed, list[float | None]]]:
+) -> Iterator[tuple[str, str | None, Placed, np.ndarray]]:
     """The near tokens alone, then each case: its placement's name, the ID of the distant text, what it does
-    to the targets, and the entropies of the prediction that all are compared with, given once.
+    to the targets, and the entropies of the prediction that all are compared with, given once, then NaN.
+
+    Call order:
+        predicted           the near tokens alone, as if nothing stood before them
+        own_prefix, behind_all
+                            what all are compared with, if that is the full context
+        own_prefix          for each case the own distant tokens, read once if all near contexts share them
+        predicted, placed   its rows behind these tokens; losses, divergences and top predictions
 
     Args:
         targets_BQ: places in the chunk; those of a row share a near context, the tokens before the last one.
@@ -108,27 +119,30 @@ def measured_placements(
         compared_with: `NEAR` or `FULL`.
     """
     targets_T = targets_BQ.ravel()
-    target_ids_T = to_device(chunk_L[targets_T], model.device)
+    target_ids_T = chunk_L[targets_T]
+    index_T = torch.arange(len(targets_T), device=model.device)
 
-    def logits_of(rows: Rows, prefix: Prefix | None = None) -> torch.Tensor:
+    def predicted(rows: Rows, prefix: Prefix | None = None) -> Predictions:
+        """What the query rows predict, in batches."""
         batches = batching.of_many(*rows.token_ids_BS.shape)
         hidden = [hidden_states(model, rows.of_sequences(batch), prefix) for batch in batches]
-        return model.logits(torch.cat(hidden).flatten(0, 1))
+        return Predictions.of(model.logits(torch.cat(hidden).flatten(0, 1)))
 
-    def placed(log_probs_TV: torch.Tensor, divergences_T: torch.Tensor) -> Placed:
-        of_targets_T = log_probs_TV.gather(-1, target_ids_T[:, None])[:, 0]
+    def placed(found: Predictions, reference: Predictions) -> Placed:
+        """What is found, and how far it is from the reference."""
+        losses_T = found.losses(target_ids_T)
+        divergences_T = reference.divergences(found.log_probs_TV, index_T).cpu().numpy()
         # Named by its place in the chunk, wherever its row was placed.
         where = torch.as_tensor(targets_T[None] - 1), torch.arange(len(targets_T))[None]
-        for what, values_T in (("loss", -of_targets_T), ("divergence", divergences_T)):
-            refuse_not_finite(values_T[None].cpu(), *where, what)
+        for what, values_T in (("loss", losses_T), ("divergence", divergences_T)):
+            refuse_not_finite(torch.as_tensor(values_T[None]), *where, what)
         # Of two tokens that share the top, both are: no order of the vocabulary decides.
-        are_top_T = of_targets_T == log_probs_TV.amax(-1)
-        return Placed(*(values_T.cpu().numpy() for values_T in (-of_targets_T, divergences_T, are_top_T)))
+        are_top_T = losses_T == -found.log_probs_TV.amax(-1).cpu().numpy()
+        return Placed(losses_T, divergences_T, are_top_T)
 
     # Targets 90 and 99 that share 20 tokens: places 79 to 98, query rows 10 and 19.
     near_BN = targets_BQ[:, -1:] + np.arange(-num_near, 0)
     queries_BQ = num_near - 1 + targets_BQ - targets_BQ[:, -1:]
-    index_T = torch.arange(len(targets_T), device=model.device)
     most = int(near_BN[-1, 0])
 
     @lru_cache(maxsize=1)  # placements that differ in where near begins stand one after another
@@ -149,12 +163,10 @@ def measured_placements(
         return Rows(chunk_L[near_BN], near_BN + gap, visible_BNK, queries_BQ)
 
     alone = Rows(chunk_L[near_BN], np.arange(num_near)[None], None, queries_BQ)
-    near_logits_TV = logits_of(alone)
+    near = predicted(alone)
     full = compared_with == FULL and most > 0  # else the near tokens are the full context
-    reference = Predictions.of(logits_of(behind_all(0), own_prefix(most, most)) if full else near_logits_TV)
-    near_log_probs_TV = near_logits_TV.log_softmax(-1, dtype=torch.float32)
-    divergences_T = reference.divergences(near_log_probs_TV, index_T)
-    yield NEAR, None, placed(near_log_probs_TV, divergences_T), reference.entropies_T.tolist()
+    reference = predicted(behind_all(0), own_prefix(most, most)) if full else near
+    yield NEAR, None, placed(near, reference), reference.entropies_T
     for placement, document_id, distant in cases:
         number = placement.num_distant
         if placement.kind == LAST:
@@ -177,6 +189,5 @@ def measured_placements(
                 [distant_ids(number, placement.span)[:num_ahead], placement.near_start + np.arange(num_near)]
             )
             rows = Rows(chunk_L[places_BN], ids_N[None], None, num_ahead + queries_BQ)
-        log_probs_TV = logits_of(rows, distant).log_softmax(-1, dtype=torch.float32)
-        found = placed(log_probs_TV, reference.divergences(log_probs_TV, index_T))
-        yield placement.name, document_id, found, [None] * len(targets_T)
+        found = placed(predicted(rows, distant), reference)
+        yield placement.name, document_id, found, np.full(len(targets_T), np.nan)

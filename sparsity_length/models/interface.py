@@ -417,6 +417,11 @@ def refuse_not_finite(
         raise NotFiniteLossError(what, int(position) + 1, float(losses_BT[first, target]))
 
 
+def target_losses(log_probs_TV: torch.Tensor, target_ids_T: torch.Tensor) -> torch.Tensor:
+    """-ln p of target tokens, from the logarithms of all probabilities: [T], nats."""
+    return -log_probs_TV.gather(-1, target_ids_T[:, None])[:, 0]
+
+
 @dataclass(frozen=True, eq=False)
 class Predictions:
     """What a model predicts at T places, as whole distributions; float32."""
@@ -442,8 +447,8 @@ class Predictions:
 
     def losses(self, target_ids_T: np.ndarray) -> np.ndarray:
         """-ln p of target tokens: float32 [T], nats."""
-        ids_T1 = to_device(target_ids_T[:, None], self.log_probs_TV.device)
-        return -self.log_probs_TV.gather(-1, ids_T1)[:, 0].cpu().numpy()
+        ids_T = to_device(target_ids_T, self.log_probs_TV.device)
+        return target_losses(self.log_probs_TV, ids_T).cpu().numpy()
 
     @property
     def entropies_T(self) -> np.ndarray:
@@ -480,6 +485,6 @@ def losses_and_divergences(
     blocks = _in_blocks(model, hidden_BTD, target_ids_BT.reshape(-1), index_N)
     for logits_NV, target_ids_N, references_N in blocks:
         log_probs_NV = logits_NV.log_softmax(-1, dtype=torch.float32)
-        losses.append(-log_probs_NV.gather(-1, target_ids_N[:, None])[:, 0])
+        losses.append(target_losses(log_probs_NV, target_ids_N))
         divergences.append(reference.divergences(log_probs_NV, references_N))
     return torch.cat(losses).reshape(shape), torch.cat(divergences).reshape(shape)
