@@ -7,9 +7,11 @@ carries more information than the effect that it is to explain, so every search 
 optimizes; its null says how nearly, and only the excess is an effect. The paper selects by its Eq. 20, whose
 text is not among our sources; `leave_one_out` is our reading of it, and results say which rule was used.
 
-A rule is a function, `scores(far) -> [T, F]`, the largest first. The decorator `rule` registers it under its
-name and says what it looks at, from which follows the null that it needs. A user's own stands in any file
-that is given as --rule-file (analysis/examples/kv_cache_rules.py).
+A rule is a function of one of two forms: `scores(far) -> [T, F]`, the largest first; or, if scores alone do
+not tell the order, `rank(far, k) -> [T, k]`, the positions themselves. The decorator `rule` tells the two
+apart by the second argument, registers the rule under its name and says what it looks at, from which follows
+the null that it needs. A user's own stands in any file that is given as --rule-file
+(analysis/examples/kv_cache_rules.py).
 
 No torch here: a --help and a refusal are quick.
 

@@ -380,6 +380,10 @@ def leave_one_out(
         Rises of the loss and divergences, nats, [2, 2, T, F]: of the tokens left out exactly, NaN of all
         others; and the same with estimates for these, to rank by. A group that was not split has an equal
         share for each token.
+
+        Exact effects and estimates are ranked together by value: both are nats of the same effect, and a
+        token that proved useless, or that the prediction is better without, must not come before all others
+        only because it was left out exactly. Behind the short list's best, ranks thus rest on estimates.
     """
     num_far_T = sequence.num_far_tokens_T
     num_far = int(num_far_T[-1])
