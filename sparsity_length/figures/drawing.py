@@ -131,7 +131,9 @@ def model_labels(results: Path, artefact: str) -> dict[str, ModelLabel]:
             style = OTHER_MODELS[sorted(facts).index(model) % len(OTHER_MODELS)]
         else:
             is_pose = known.get("position_scheme") == "pose"
-            style = TRAINED_POSE if is_pose else TRAINED_LONG if length == longest else TRAINED_CONTIGUOUS
+            style = TRAINED_LONG if length == longest else TRAINED_CONTIGUOUS
+            if is_pose:
+                style = TRAINED_POSE
             seed = "" if known.get("seed") is None else f", seed {known['seed']}"
             text = f"trained at {length}{', PoSE' if is_pose else ''}{seed}"
         millions = (known.get("num_parameters") or 0) / 1e6

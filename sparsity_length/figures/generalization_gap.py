@@ -203,9 +203,11 @@ def gap_figure(bins: pd.DataFrame, slope: Row, models: str = "") -> Figure:
     ax.set(
         xlabel="needed tokens (mean log2 k, doublings)", ylabel="excess loss of short-\ncontext models (nats)"
     )
-    more = (
-        "more" if slope["slope_low"] > 0 else "less" if slope["slope_high"] < 0 else "neither more nor less"
-    )
+    more = "neither more nor less"
+    if slope["slope_low"] > 0:
+        more = "more"
+    elif slope["slope_high"] < 0:
+        more = "less"
     drawing.put_title(
         figure,
         f"Short-context models lose {more} on predictions that need more tokens",

@@ -67,7 +67,9 @@ def verdict(accuracy: pd.DataFrame) -> str:
     if not by_seed(rows, "parity", [1]).mean() >= HOLDS or not or_minus_parity(rows, MANY).low > 0:
         return "inconclusive"
     of_or = by_seed(rows, "or", [8]).mean()
-    return "refuted" if of_or >= HOLDS else "supported" if of_or <= 0.6 else "inconclusive"
+    if of_or >= HOLDS:
+        return "refuted"
+    return "supported" if of_or <= 0.6 else "inconclusive"
 
 
 def fall(accuracy: pd.DataFrame) -> Interval:

@@ -192,7 +192,9 @@ def makes_readable(
 
 def _beside_half(share: Interval, *, below: str, above: str) -> str:
     """The word for an interval below one half, or above; else "inconclusive"."""
-    return below if share.high < HALF else above if share.low > HALF else "inconclusive"
+    if share.high < HALF:
+        return below
+    return above if share.low > HALF else "inconclusive"
 
 
 def verdicts(items: pd.DataFrame, table: pd.DataFrame) -> list[str]:

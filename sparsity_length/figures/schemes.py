@@ -76,8 +76,10 @@ def cell_words(cells: pd.DataFrame, task: str, scheme: str) -> str:
     """Accuracy at ten times the trained length, and how many seeds learned the task; empty if not trained."""
     is_cell = (cells["task"] == task) & (cells["positions"] == scheme) & (cells["times"] == 10)
     seeds = seeds_of(cells, task, scheme)
-    counts = f"{len(seeds)}/{is_cell.sum()}"
-    return "" if not is_cell.any() else f"{seeds.mean():.0%} ({counts})" if len(seeds) else f"({counts})"
+    if not is_cell.any():
+        return ""
+    counts = f"({len(seeds)}/{is_cell.sum()})"
+    return f"{seeds.mean():.0%} {counts}" if len(seeds) else counts
 
 
 def figure_of(cells: pd.DataFrame) -> Figure:

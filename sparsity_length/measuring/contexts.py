@@ -297,17 +297,20 @@ def null_contexts(
         # The last target of the group sees the most; the mask hides the surplus from the others.
         num_far = int(num_far_T[-1])
         windows_TC = num_far_T[:, None] + np.arange(short)
+        windows_W = windows_TC.ravel()
         # A window's rows see those of the other document that stand before it, and its own up to themselves.
         sees_other_TF = np.arange(num_far) < num_far_T[:, None]
+        sees_other_WF = np.repeat(sees_other_TF, short, axis=0)
         # Block-diagonal, a causal triangle for each window: no window sees another.
         sees_own_WW = np.kron(np.eye(len(targets_T), dtype=bool), np.tri(short, dtype=bool))
+        # The last row of each window holds the token right before its target.
+        ends_T = num_far + short * np.arange(1, len(targets_T) + 1)
         yield PackedSequence(
-            np.concatenate([other_chunk_L[:num_far], chunk_L[windows_TC].ravel()]),
+            np.concatenate([other_chunk_L[:num_far], chunk_L[windows_W]]),
             # IDs repeat where windows overlap in the chunk: every token keeps its own position.
-            np.concatenate([np.arange(num_far), windows_TC.ravel()]),
-            np.hstack([np.repeat(sees_other_TF, short, axis=0), sees_own_WW]),
-            # The last row of each window holds the token right before its target.
-            num_far + short * np.arange(1, len(targets_T) + 1) - 1,
+            np.concatenate([np.arange(num_far), windows_W]),
+            np.hstack([sees_other_WF, sees_own_WW]),
+            ends_T - 1,
             chunk_L[targets_T],
             num_far_T,
             slice(int(index_T[0]), int(index_T[-1]) + 1),

@@ -100,12 +100,14 @@ class FarContext:
     @cached_property
     def sequences(self) -> list[tuple[PackedSequence, FullPass]]:
         """All targets after their long contexts, a few targets each, and what reading these tells."""
-        sequences = (
-            [own_context(self.chunk_L, self.lengths)]
-            if self.own is None
-            else null_contexts(self.chunk_L, self.token_ids_L, self.lengths)
-        )
-        return [(sequence, full_pass(self.model, sequence)) for sequence in sequences]
+        sequences = [own_context(self.chunk_L, self.lengths)]
+        if self.own is not None:
+            sequences = [*null_contexts(self.chunk_L, self.token_ids_L, self.lengths)]
+        read = []
+        for sequence in sequences:
+            full = full_pass(self.model, sequence)
+            read.append((sequence, full))
+        return read
 
     @property
     def long_losses_T(self) -> np.ndarray:
@@ -142,7 +144,7 @@ class FarContext:
 
     @property
     def necessity(self) -> Measured:
-        """Scores to rank by: the same, and behind them estimates of the others."""
+        """Scores to rank by: the same, and estimates of the others, all by value, as `leave_one_out` says."""
         return Measured(*self._effects[1])
 
     @property
@@ -333,17 +335,16 @@ def sparse_contexts(
     the J numbers of them that are added to the short context, ascending, at most K.
     """
     num_targets = distant_context.lengths.num_targets
-    found: dict[tuple[str, int], np.ndarray] = {}
+    found: dict[str, list[np.ndarray]] = {rule: [] for rule in choices}
+    """Rule -> losses and divergences [2, T, B] with each of its numbers."""
     # One k at a time: the sets of a batch are of one size.
     for k in sorted({k for _, numbers in choices.values() for k in numbers}):
         # All rules at once: they often choose the same.
         of_rule = {rule: positions[:, :k] for rule, (positions, numbers) in choices.items() if k in numbers}
-        measured = distant_context.measured_with(
-            np.tile(np.arange(num_targets), len(of_rule)), np.concatenate([*of_rule.values()])
-        )
-        of_rules = np.reshape(measured, (2, len(of_rule), num_targets, -1)).swapaxes(0, 1)
-        found |= {(rule, k): values_2TB for rule, values_2TB in zip(of_rule, of_rules, strict=True)}
-    return {
-        rule: Measured(*np.stack([found[rule, k] for k in numbers], axis=2))
-        for rule, (_, numbers) in choices.items()
-    }
+        index_N = np.tile(np.arange(num_targets), len(of_rule))
+        measured = distant_context.measured_with(index_N, np.concatenate([*of_rule.values()]))
+        # The N sets are of one rule after another.
+        of_rules = np.split(np.stack(measured), len(of_rule), axis=1)
+        for rule, values_2TB in zip(of_rule, of_rules, strict=True):
+            found[rule].append(values_2TB)
+    return {rule: Measured(*np.stack(of_numbers, axis=2)) for rule, of_numbers in found.items()}

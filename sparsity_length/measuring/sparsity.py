@@ -9,6 +9,7 @@ k, B swaps.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -295,24 +296,20 @@ def _sparsity(
 ) -> Iterator[tuple[str, Columns]]:
     """One row per target, rule and criterion: how few tokens do."""
     losses, divergences = own.baselines
-    # Under the long context the divergence is 0, so that all of it is to be recovered.
-    for place, (criterion, baseline_TB, gains_TB) in enumerate(
-        ((LOSS, losses, losses - own.long_losses_T[:, None]), (DIVERGENCE, divergences, divergences))
-    ):
+    of_criteria = (
+        (LOSS, losses, losses - own.long_losses_T[:, None]),
+        # Under the long context the divergence is 0, so that all of it is to be recovered.
+        (DIVERGENCE, divergences, divergences),
+    )
+    for place, (criterion, baseline_TB, gains_TB) in enumerate(of_criteria):
         gains_T = gains_TB.mean(-1)
+        least_k = partial(minimal_sufficient_k, gains_T, minimum_gain=selecting.minimum_gain)
         for rule, found in sparse.items():
             recovered_TJB = baseline_TB[:, None] - found[place]
+            recovered_TJ = recovered_TJB.mean(-1)
             ks_J = np.array(choices[rule][1])
-            (k_50, _), (k_90, is_censored_T) = (
-                minimal_sufficient_k(
-                    gains_T,
-                    recovered_TJB.mean(-1),
-                    ks_J,
-                    recovery_fraction=fraction,
-                    minimum_gain=selecting.minimum_gain,
-                )
-                for fraction in (0.5, RECOVERY_FRACTION)
-            )
+            k_50, _ = least_k(recovered_TJ, ks_J, recovery_fraction=0.5)
+            k_90, is_censored_T = least_k(recovered_TJ, ks_J, recovery_fraction=RECOVERY_FRACTION)
             columns = {
                 "target_position": chunk.start + selecting.lengths.targets_T,
                 "rule": rule,
@@ -334,7 +331,8 @@ def _mean_log2_k(
 
     Null if the gain is below the minimum, and in a swapped context that gives no gain.
     """
-    has_gain_TB = (gains_TB > 0) & (gains_TB.mean(-1) >= selecting.minimum_gain)[:, None]
+    is_worth_T = gains_TB.mean(-1) >= selecting.minimum_gain
+    has_gain_TB = (gains_TB > 0) & is_worth_T[:, None]
     # Gains of 0 divide to NaN or infinity, and the mask keeps those out of the mean.
     with np.errstate(divide="ignore", invalid="ignore"):
         shares_BTJ = np.moveaxis(recovered_TJB / gains_TB[:, None], -1, 0)

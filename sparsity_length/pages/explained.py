@@ -257,8 +257,8 @@ def _percent(probability: float) -> str:
     """A probability in two digits: 93%, 4.2%, 0.05%."""
     if 0 < probability < 0.0001:
         return "<0.01%"
-    digits = 0 if probability >= 0.0995 else 1 if probability >= 0.00995 else 2
-    return _rounded(100 * probability, digits)
+    digits = 1 if probability >= 0.00995 else 2
+    return _rounded(100 * probability, 0 if probability >= 0.0995 else digits)
 
 
 def _rounded(percent: float, digits: int = 0) -> str:
