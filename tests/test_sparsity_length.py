@@ -30,7 +30,8 @@ from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
 from sparsity_length import InputError, explain, influential_tokens, losses
-from sparsity_length.measuring import contexts, frames, given
+from sparsity_length.measuring import contexts, frames
+from sparsity_length.models import given
 from sparsity_length.results.read import Results
 from sparsity_length.text.tokenizer import train_bpe
 

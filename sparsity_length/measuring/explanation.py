@@ -4,7 +4,7 @@ Shapes: N tokens of the text, L measured tokens, Q predicted tokens, T targets, 
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
 from os.path import commonprefix
@@ -24,7 +24,6 @@ from sparsity_length.measuring.contexts import (
     read_prefix,
     text_rows,
 )
-from sparsity_length.measuring.given import GivenModel, num_positions_of
 from sparsity_length.measuring.rules import TRIAL_SWAPS
 from sparsity_length.measuring.search import COARSE_TOKENS, NUM_GROUPS, Found, Search
 from sparsity_length.measuring.settings import (
@@ -36,6 +35,7 @@ from sparsity_length.measuring.settings import (
 )
 from sparsity_length.measuring.stage import failures_in_words
 from sparsity_length.measuring.windows import window_losses, window_starts
+from sparsity_length.models.given import GivenModel
 from sparsity_length.models.interface import CausalLM, Predictions
 from sparsity_length.pages.explained import LEAST_RECOVERED, Explanation
 from sparsity_length.results.table import printable
@@ -46,13 +46,10 @@ from sparsity_length.text.places import (
     unit_starts,
     words_of,
 )
-from sparsity_length.text.sources import first_passages
-from sparsity_length.text.tokenizer import DocumentTokenizer, Text, TokenizedText
+from sparsity_length.text.tokenizer import DocumentTokenizer, Text, TokenizedText, swap_tokens
 
 LOADING = ("device", "dtype", "trust_remote_code", "rope")
 """Arguments of `explain` that say how a model is loaded."""
-LONG_CONTEXT_LENGTH = 1024
-"""The default, if the model has as many positions."""
 MOST_WINDOWS = 32
 """Windows of near tokens for the losses: two CPU cores then take less than 20 seconds for 1,000 tokens of
 SmolLM2 135M; `explain` says how long they took."""
@@ -172,7 +169,7 @@ def explain(
             raise InputError("the last message has no content, or none that the chat template writes")
         first, end = tokens_between(tokens, start, stop)
     generate = asked.generate
-    most = asked.long_context_length or default_length(given, tokens.bos_token_ids)
+    most = asked.long_context_length or given.default_length(tokens.bos_token_ids)
     longest = min(most, end + (generate or 0))
     other_N = swap_tokens(swap_text, NUM_TEXTS * longest, reader)
     # For many texts it is made ready once, for the longest.
@@ -379,7 +376,7 @@ def _measured(
     losses = window_losses(model, batching, hidden_1TD[0], ids_L, other, near_T, short)
     characters_N2 = text.characters_N2[:end]
     shown = TokenizedText(text.text[: int(characters_N2[-1, 1])], text.token_ids_N[:end], characters_N2)
-    named = token_columns(shown, np.arange(begin + first, end)) | {"near_position": begin + near_T}
+    named = shown.columns(np.arange(begin + first, end)) | {"near_position": begin + near_T}
     # By KL, not by loss: which predictions are explained must not depend on the target tokens.
     by_effect_N = losses["window_swapped_divergence"].nlargest(num_wanted).index.to_numpy(copy=True)
     targets_N = np.array([first]) if is_whole else first + by_effect_N
@@ -474,18 +471,6 @@ def likely_tokens(length: int, num_near: int, num_sources: int) -> float:
     num_groups = max(NUM_GROUPS, length / COARSE_TOKENS)
     num_by_near = (2 * num_groups + 45) * num_near + 40 * length / num_groups
     return num_by_near + (num_sources / 2 + TRIAL_SWAPS) * length / 2
-
-
-def token_columns(text: TokenizedText, places: np.ndarray) -> dict[str, Any]:
-    """The columns that name tokens of a text."""
-    byte_starts, byte_ends = text.bytes_N2[places].T
-    return {
-        "position": places,
-        "token": np.array(text.pieces, dtype=object)[places],
-        "token_id": text.token_ids_N[places],
-        "byte_start": byte_starts,
-        "byte_end": byte_ends,
-    }
 
 
 def _target(
@@ -632,24 +617,3 @@ def _contrasted(
     )
     weights_Q = np.repeat([1, -1], [len(own), len(other)]).astype(np.float32)
     return sequence, weights_Q
-
-
-def default_length(given: GivenModel, bos_token_ids: Sequence[int], least: int = 0) -> int:
-    """Tokens of a chunk behind BOS by default: 1,024, or `least`, as far as the model's positions go."""
-    wanted = max(LONG_CONTEXT_LENGTH, least)
-    if given.num_positions is None:
-        return wanted
-    return min(wanted, given.num_positions - num_positions_of(0, len(bos_token_ids)))
-
-
-def swap_tokens(text: str | None, num_tokens: int, tokenizer: DocumentTokenizer) -> np.ndarray:
-    """The tokens of the swap text, or of English passages; at least so many."""
-    if text is None:
-        text = "\n\n".join(first_passages(16 * num_tokens))  # no tokenizer's tokens are as long as this
-    token_ids_N = tokenizer.read(text).token_ids_N
-    if len(token_ids_N) < num_tokens:
-        raise InputError(
-            f"the swapped text has {len(token_ids_N)} tokens, and {num_tokens} are needed; give a longer one,"
-            " or a smaller --long-context-length"
-        )
-    return token_ids_N

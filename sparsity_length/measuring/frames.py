@@ -14,14 +14,7 @@ import pyarrow as pa
 from sparsity_length.cli import InputError, logger, progress
 from sparsity_length.measuring import explanation
 from sparsity_length.measuring.contexts import Batching, measured_windows
-from sparsity_length.measuring.explanation import (
-    LONG_CONTEXT_LENGTH,
-    default_length,
-    swap_tokens,
-    token_columns,
-)
 from sparsity_length.measuring.far_context import FarContext
-from sparsity_length.measuring.given import GivenModel
 from sparsity_length.measuring.rules import (
     DEFAULT_ABLATION,
     DEFAULT_KS,
@@ -39,11 +32,12 @@ from sparsity_length.measuring.settings import (
 )
 from sparsity_length.measuring.sparsity import measure_chunk
 from sparsity_length.measuring.stage import failures_in_words
+from sparsity_length.models.given import LONG_CONTEXT_LENGTH, GivenModel
 from sparsity_length.pages.explained import Explanation
 from sparsity_length.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN
 from sparsity_length.results.write import tables_of
 from sparsity_length.text.chunks import Chunk
-from sparsity_length.text.tokenizer import Texts, TokenizedText, is_one_text
+from sparsity_length.text.tokenizer import Texts, TokenizedText, is_one_text, swap_tokens
 
 if TYPE_CHECKING:
     from tqdm.auto import tqdm
@@ -172,7 +166,7 @@ def losses(
     measured = pd.concat(frames, ignore_index=True)
     tokens = pd.concat(
         [
-            pd.DataFrame({"text": text, **token_columns(of_text, np.arange(len(of_text.token_ids_N)))})
+            pd.DataFrame({"text": text, **of_text.columns(np.arange(len(of_text.token_ids_N)))})
             for text, of_text in enumerate(read.texts)
         ],
         ignore_index=True,
@@ -357,7 +351,7 @@ def _many(texts: Any) -> list[Any]:
 def _length(asked: int | None, given: GivenModel, read: "_Texts", before: int = 0) -> int:
     """Tokens of a chunk: as asked for, or the default, with room for 512 targets behind those before."""
     if asked is None:
-        return default_length(given, read.bos_token_ids, before + LONG_CONTEXT_LENGTH // 2)
+        return given.default_length(read.bos_token_ids, before + LONG_CONTEXT_LENGTH // 2)
     length: int = Chunked.checked(long_context_length=asked)["long_context_length"]
     return length
 
@@ -427,9 +421,9 @@ def _frame(
         .join(sparsity.set_index("target_position")["mean_log2_k"], on="target_position")
         .astype(dict.fromkeys([*key, "context_position"], "int64") | dict.fromkeys(_MEASURED, "float32"))
     )
-    sources = token_columns(tokens, frame["context_position"].to_numpy())
+    sources = tokens.columns(frame["context_position"].to_numpy())
     return frame.assign(
-        **token_columns(tokens, frame["target_position"].to_numpy()),
+        **tokens.columns(frame["target_position"].to_numpy()),
         text=text,
         source_position=sources["position"],
         source_token=sources["token"],

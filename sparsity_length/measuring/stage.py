@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from sparsity_length.cli import InputError, logger, progress
-from sparsity_length.measuring.given import GivenModel
 from sparsity_length.measuring.settings import Chunked
 from sparsity_length.models.devices import warn_of_slow_bfloat16
+from sparsity_length.models.given import GivenModel
 from sparsity_length.models.interface import CausalLM, NotFiniteLossError
 from sparsity_length.models.load import Checkpoint, find_model
 from sparsity_length.results.files import Task, launched_process, sha256_of_files

@@ -550,6 +550,30 @@ class TokenizedText:
         cuts = np.maximum.accumulate(cuts_N).tolist()
         return [self.text[start:end] for start, end in zip([0, *cuts], cuts, strict=False)]
 
+    def columns(self, places: np.ndarray) -> dict[str, Any]:
+        """The columns that name these tokens."""
+        byte_starts, byte_ends = self.bytes_N2[places].T
+        return {
+            "position": places,
+            "token": np.array(self.pieces, dtype=object)[places],
+            "token_id": self.token_ids_N[places],
+            "byte_start": byte_starts,
+            "byte_end": byte_ends,
+        }
+
+
+def swap_tokens(text: str | None, num_tokens: int, tokenizer: DocumentTokenizer) -> np.ndarray:
+    """The tokens of the swap text, or of English passages; at least so many."""
+    if text is None:
+        text = "\n\n".join(first_passages(16 * num_tokens))  # no tokenizer's tokens are as long as this
+    token_ids_N = tokenizer.read(text).token_ids_N
+    if len(token_ids_N) < num_tokens:
+        raise InputError(
+            f"the swapped text has {len(token_ids_N)} tokens, and {num_tokens} are needed; give a longer one,"
+            " or a smaller --long-context-length"
+        )
+    return token_ids_N
+
 
 def is_one_text(texts: Any) -> bool:
     """Whether `texts` are one `Text`, and not many: a string, whole numbers, or messages."""

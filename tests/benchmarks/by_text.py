@@ -13,7 +13,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 from real_model import model_folder
 
-from sparsity_length.measuring.given import GivenModel
+from sparsity_length.models.given import GivenModel
 from sparsity_length.text.sources import open_sources, read_documents
 from sparsity_length.text.tokenizer import TokenizedText
 

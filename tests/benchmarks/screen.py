@@ -23,7 +23,8 @@ import numpy as np
 import pandas as pd
 
 from sparsity_length.cli import Stage
-from sparsity_length.measuring import contexts, far_context, given, rules, search, settings, sparsity
+from sparsity_length.measuring import contexts, far_context, rules, search, settings, sparsity
+from sparsity_length.models import given
 from sparsity_length.text.tokenizer import TokenizedText
 
 TOP = 16

@@ -14,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 
 from sparsity_length import explain, influential_tokens, losses
 from sparsity_length.cli import InputError
-from sparsity_length.measuring.given import GivenModel, refuse_foreign_tokens
+from sparsity_length.models.given import GivenModel, refuse_foreign_tokens
 from sparsity_length.models.load import find_model, name_of
 from sparsity_length.text.tokenizer import load_tokenizer, parse_tokenizer_name, train_bpe
 

@@ -23,7 +23,7 @@ from transformers import AutoTokenizer
 
 from sparsity_length import explain, losses
 from sparsity_length.cli import InputError
-from sparsity_length.measuring.given import GivenModel
+from sparsity_length.models.given import GivenModel
 from sparsity_length.text.folder import TokenizedData
 from sparsity_length.text.tokenizer import load_tokenizer, parse_tokenizer_name, train_bpe
 

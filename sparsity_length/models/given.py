@@ -33,6 +33,9 @@ from sparsity_length.text.tokenizer import (
     tokenizer_at,
 )
 
+LONG_CONTEXT_LENGTH = 1024
+"""The default, if the model has as many positions."""
+
 
 def num_positions_of(num_tokens: int, num_leading: int) -> int:
     """How many position IDs a chunk takes behind leading tokens.
@@ -134,6 +137,13 @@ class GivenModel:
         return load_tokenizer(
             given, bos=bos, special_tokens=special_tokens, trust_remote_code=self._trust_remote_code
         )
+
+    def default_length(self, bos_token_ids: Sequence[int], least: int = 0) -> int:
+        """Tokens of a chunk behind BOS by default: 1,024, or `least`, as far as the model's positions go."""
+        wanted = max(LONG_CONTEXT_LENGTH, least)
+        if self.num_positions is None:
+            return wanted
+        return min(wanted, self.num_positions - num_positions_of(0, len(bos_token_ids)))
 
     def ready(
         self,
