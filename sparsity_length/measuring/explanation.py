@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
 from os.path import commonprefix
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -255,11 +255,81 @@ def _generated(
         places_1S = np.arange(len(answer))[None]
         rows = Rows(np.array([answer]), num_read + places_1S, None, places_1S[:, -1:])
         hidden_11D = model.hidden_states(*rows.on_device(model.device), prefix)
-        token_id = int(model.logits(hidden_11D[0]).argmax())
+        logits_1V = model.logits(hidden_11D[0])
+        token_id = int(logits_1V.argmax())
         if token_id in ends:
             break
         answer.append(token_id)
     return answer[1:]
+
+
+class _Clock:
+    """How long a model's passes take, and whether a budget has room for more."""
+
+    def __init__(self, model: CausalLM, started: float, budget: float | None) -> None:
+        self._model = model
+        self._started = started
+        """When the budget began, by time.monotonic()."""
+        self.budget = budget
+        """Seconds; None: as many as it takes."""
+        self._before = model.num_rows_run
+        self._measuring = time.monotonic()
+
+    @property
+    def num_rows(self) -> int:
+        """Forward tokens until now."""
+        return self._model.num_rows_run - self._before
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the budget began."""
+        return time.monotonic() - self._started
+
+    @property
+    def seconds_of_passes(self) -> float:
+        """Seconds since the first pass began."""
+        return time.monotonic() - self._measuring
+
+    def has_room(self, seconds: float) -> bool:
+        """Whether so many more end within the budget."""
+        return self.budget is None or self.seconds + seconds <= self.budget
+
+    def before_pass(self, num_rows: int) -> None:
+        """Stop before a pass that, at the speed until now, ends behind the budget."""
+        if not self.has_room(self.seconds_of_passes * num_rows / self.num_rows):
+            raise OutOfTimeError
+
+
+class _Places(NamedTuple):
+    """Which of the L measured tokens may be sources, and where units begin; 0 is the first of the L."""
+
+    labels: list[tuple[int, int, str]]
+    """Control tokens of a chat, as of `labels_of`: these places are the whole text's."""
+    is_label_L: np.ndarray
+    """Control tokens, which are never sources: bool."""
+    sink: int
+    """The first that may be a source."""
+    unit_starts: np.ndarray
+    """Of what may be a source, ascending."""
+    sentence_starts: np.ndarray
+
+
+def _places_of(text: TokenizedText, tokenizer: DocumentTokenizer, begin: int, end: int, unit: str) -> _Places:
+    """The places in tokens [begin, end) of a text."""
+    labels = [label for label in labels_of(text, tokenizer) if label[1] <= end]
+    is_label_N = np.zeros(end, dtype=bool)
+    for label_start, label_end, _ in labels:
+        is_label_N[label_start:label_end] = True
+    is_label_L = is_label_N[begin:]
+    # Models without BOS use the text's first token as an attention sink; control tokens may follow.
+    sink = 0 if text.bos_token_ids else 1
+    sink += int(np.argmin(np.append(is_label_L[sink:], False)))
+    # Control tokens are units of their own.
+    edges = np.array([edge for label in labels for edge in label[:2]], dtype=np.int64)
+    units = np.union1d(unit_starts(text, unit), edges) - begin
+    # A unit that began before, or at an attention sink, is cut to what may be a source.
+    units = np.unique([*units[units > sink], sink])
+    return _Places(labels, is_label_L, sink, units, unit_starts(text, "sentence") - begin)
 
 
 def _measured(
@@ -284,6 +354,17 @@ def _measured(
 
     A prediction that a budget ends is dropped, but for the first if no budget was asked for.
 
+    Call order:
+        _places_of          which tokens may be sources, and where units begin
+        model.read          the full context, which tells the speed
+        _plan               refuses a budget that is too short, and says how long it will take
+        window_losses       losses of all predictions, which color the page and tell which are explained
+        _followed, _contrasted
+                            the predictions that are explained, with the full pass
+        _searched           their sources, one prediction after another
+            Search.run      search and trial
+            _target         what is told of them
+
     Args:
         other_N: the swap text.
         length: of the last tokens that are measured.
@@ -293,16 +374,8 @@ def _measured(
         started: when the budget began, by time.monotonic().
     """
     short = asked.short_context_length
-    budget = asked.seconds
     begin = end - length
-    # Models without BOS use the text's first token as an attention sink.
-    sink = 0 if text.bos_token_ids else 1
-    labels = [label for label in labels_of(text, tokenizer) if label[1] <= end]
-    is_label_N = np.zeros(end, dtype=bool)
-    for label_start, label_end, _ in labels:
-        is_label_N[label_start:label_end] = True
-    # The first that may be a source.
-    sink += int(np.argmin(np.append(is_label_N[begin + sink :], False)))
+    places = _places_of(text, tokenizer, begin, end, asked.unit or "word")
     if begin:
         logger.warning(
             "the text has %d tokens up to there, of which the last %d are measured (--long-context-length N"
@@ -310,7 +383,7 @@ def _measured(
             end,
             length,
         )
-    least_first = short + sink + 1
+    least_first = short + places.sink + 1
     starts_early = is_whole and first - begin < least_first
     first = max(least_first, first - begin)
     if short < 1 or first >= length or starts_early:
@@ -319,10 +392,6 @@ def _measured(
             " before the last one distant, and before all that is explained as a whole: give a longer text,"
             " or a smaller --short-context-length"
         )
-    # Control tokens are units of their own.
-    edges = np.array([edge for label in labels for edge in label[:2]], dtype=np.int64)
-    units = np.union1d(unit_starts(text, asked.unit or "word"), edges) - begin
-    sentences = unit_starts(text, "sentence") - begin
     ids_L = text.token_ids_N[begin:end]
     # As the library cuts them, so that it tells the same numbers; no two share a token.
     coloring_L, *trial_swaps, search_L = other_N[: NUM_TEXTS * length].reshape(NUM_TEXTS, length)
@@ -334,67 +403,31 @@ def _measured(
     num_wanted = len(near_T) if isinstance(asked.targets, str) else min(asked.targets, len(near_T))
     if is_whole:
         num_wanted = 1
-    batching = Batching.for_model(model)
     # The first pass is slower than those after it, and tells no speed.
     read_prefix(model, ids_L[:64])
-    measuring = time.monotonic()
     model = copy(model)  # a clock is attached to it
-    before = model.num_rows_run
-
-    def keep_time(num_rows: int) -> None:
-        """Stop before a pass that, at the speed until now, ends behind the budget."""
-        now = time.monotonic()
-        of_pass = (now - measuring) * num_rows / (model.num_rows_run - before)
-        if budget is not None and now - started + of_pass > budget:
-            raise OutOfTimeError
-
+    clock = _Clock(model, started, asked.seconds)
     rows = text_rows(ids_L[:-1], len(near_T))
     hidden_1TD, prefix = model.read(*rows.on_device(model.device))
     float(hidden_1TD.sum())  # a GPU is waited for
-    now = time.monotonic()
-    seconds_per_token = (now - measuring) / len(ids_L)
-    loading = now - started
-    num_losses = length + 2 * most_near * len(window_sizes)
     num_near = short + (len(near_T) - 1) * is_whole
-    num_each = likely_tokens(length, num_near, asked.sources)
-    least = seconds_per_token * (num_losses + num_each + len(trial_swaps) * length)
-    if asked.budget is not None and loading + least > asked.budget:
-        raise InputError(
-            f"--budget {budget:g}s is too short: loading took {loading:.0f} seconds, and losses and the"
-            f" sources of one prediction take some {least:.0f}; give more, or a smaller --long-context-length"
-        )
-    left = float("inf") if budget is None else max(0, budget - loading)
-    likely = length**2 / 2 if budget is None else num_wanted * num_each
-    logger.info(
-        "%d tokens: losses in about %.0f seconds, sources of %d predictions in about %.0f in all",
-        length,
-        seconds_per_token * num_losses,
-        num_wanted,
-        min(seconds_per_token * (num_losses + likely), left),
-    )
+    _plan(clock, asked, length, length + 2 * most_near * len(window_sizes), num_near, num_wanted)
+    batching = Batching.for_model(model)
     other = read_prefix(model, coloring_L[: max(1, int(near_T[-1]))])
     losses = window_losses(model, batching, hidden_1TD[0], ids_L, other, near_T, short)
-    characters_N2 = text.characters_N2[:end]
-    shown = TokenizedText(text.text[: int(characters_N2[-1, 1])], text.token_ids_N[:end], characters_N2)
-    named = shown.columns(np.arange(begin + first, end)) | {"near_position": begin + near_T}
     # By KL, not by loss: which predictions are explained must not depend on the target tokens.
     by_effect_N = losses["window_swapped_divergence"].nlargest(num_wanted).index.to_numpy(copy=True)
     targets_N = np.array([first]) if is_whole else first + by_effect_N
+    weights_Q = None
     if words is None:
         predicted_Q = np.arange(first, length) if is_whole else targets_N
-        weights_Q = np.ones(len(predicted_Q), dtype=np.float32) if is_whole else None
-        sequence = PackedSequence(
-            ids_L[:-1],
-            np.arange(length - 1),
-            None,
-            predicted_Q - 1,
-            ids_L[predicted_Q],
-            # What stands before a whole is near to all of its tokens.
-            (np.full_like(predicted_Q, first) if is_whole else predicted_Q) - short,
-            slice(None),
-        )
+        if is_whole:
+            weights_Q = np.ones(len(predicted_Q), dtype=np.float32)
+        # What stands before a whole is near to all of its tokens.
+        num_far_Q = (np.full_like(predicted_Q, first) if is_whole else predicted_Q) - short
+        sequence = _followed(ids_L, predicted_Q, num_far_Q)
         predictions = Predictions.of(model.logits(hidden_1TD[0, predicted_Q - first]))
-        full = FullPass(predictions.losses(ids_L[predicted_Q]), predictions, prefix)
+        full = FullPass(predictions.losses(sequence.target_ids_T), predictions, prefix)
     else:
         sequence, weights_Q = _contrasted(ids_L, text, end, length - 1 - short, tokenizer, *words)
         full = full_pass(model, sequence)
@@ -407,17 +440,20 @@ def _measured(
         "window_tokens": [short, most_near],
         "ablation": "swap",
         "num_swapped_contexts": TRIAL_SWAPS,
-        "num_forward_tokens": model.num_rows_run - before,
-        "budget": budget,
+        "num_forward_tokens": clock.num_rows,
+        "budget": clock.budget,
         "wanted": (begin + targets_N).tolist(),
         "is_whole": is_whole,
         "note": note,
-        "labels": labels,
+        "labels": places.labels,
         # Losses are -ln p, so minus their weighted sum is log p(own) - log p(other).
         "contrast": words and [*words[1:], -float(full.losses_T @ weights_Q)],
     }
+    characters_N2 = text.characters_N2[:end]
+    shown = TokenizedText(text.text[: int(characters_N2[-1, 1])], text.token_ids_N[:end], characters_N2)
+    named = shown.columns(np.arange(begin + first, end)) | {"near_position": begin + near_T}
     explanation = Explanation(facts, shown, begin, pd.DataFrame(named).join(losses), [])
-    logger.info("losses of all tokens: after %.0f seconds", time.monotonic() - started)
+    logger.info("losses of all tokens: after %.0f seconds", clock.seconds)
     show(explanation)
     # What is filled in stands behind all distant tokens.
     behind = (0, len(sequence.token_ids_S))
@@ -428,38 +464,103 @@ def _measured(
         full,
         np.pad(search_L, behind, mode="edge"),
         np.pad(np.stack(trial_swaps), [(0, 0), behind], mode="edge"),
-        # A unit that began before, or at an attention sink, is cut to what may be a source.
-        np.unique([*units[units > sink], sink]),
-        sentences,
+        places.unit_starts,
+        places.sentence_starts,
         asked.sources,
-        np.pad(is_label_N[begin:], behind),
+        np.pad(places.is_label_L, behind),
         weights_Q,
-        is_exact=budget is None,
+        is_exact=clock.budget is None,
     )
+    must_end = asked.budget is not None
+    return _searched(search, explanation, targets_N, clock, text, tokenizer, show, must_end=must_end)
+
+
+def _plan(
+    clock: _Clock, asked: Explaining, length: int, num_losses: int, num_near: int, num_wanted: int
+) -> None:
+    """Say how long it will take, after a first pass over the text; InputError if a budget is too short.
+
+    Args:
+        length: tokens of that pass.
+        num_losses: forward tokens of the losses, that pass included.
+        num_near: near rows of a prediction.
+        num_wanted: predictions to be explained.
+    """
+    loading = clock.seconds
+    seconds_per_token = clock.seconds_of_passes / length
+    num_each = likely_tokens(length, num_near, asked.sources)
+    least = seconds_per_token * (num_losses + num_each + TRIAL_SWAPS * length)
+    if asked.budget is not None and loading + least > asked.budget:
+        raise InputError(
+            f"--budget {clock.budget:g}s is too short: loading took {loading:.0f} seconds, and losses and the"
+            f" sources of one prediction take some {least:.0f}; give more, or a smaller --long-context-length"
+        )
+    left = float("inf") if clock.budget is None else max(0, clock.budget - loading)
+    likely = length**2 / 2 if clock.budget is None else num_wanted * num_each
+    logger.info(
+        "%d tokens: losses in about %.0f seconds, sources of %d predictions in about %.0f in all",
+        length,
+        seconds_per_token * num_losses,
+        num_wanted,
+        min(seconds_per_token * (num_losses + likely), left),
+    )
+
+
+def _followed(ids_L: np.ndarray, predicted_Q: np.ndarray, num_far_Q: np.ndarray) -> PackedSequence:
+    """The text itself, in which these tokens are predicted, each from all tokens before it."""
+    return PackedSequence(
+        ids_L[:-1],
+        np.arange(len(ids_L) - 1),
+        None,
+        predicted_Q - 1,
+        ids_L[predicted_Q],
+        num_far_Q,
+        slice(None),
+    )
+
+
+def _searched(
+    search: Search,
+    explanation: Explanation,
+    targets_N: np.ndarray,
+    clock: _Clock,
+    text: TokenizedText,
+    tokenizer: DocumentTokenizer,
+    show: Callable[[Explanation], None],
+    *,
+    must_end: bool,
+) -> Explanation:
+    """The explanation with the sources of its predictions, as many as the budget has room for.
+
+    Args:
+        targets_N: where the predictions begin, from `explanation.first_token` on, in the order of the search.
+        must_end: the first, too, may not take longer than the budget.
+    """
     search.prefixes  # noqa: B018, which are read now, as the time of one prediction is told from here on
     searching = time.monotonic()
     targets: list[dict[str, Any]] = []
-    for number, place in enumerate(progress(targets_N.tolist(), "explain", "prediction"), start=1):
-        if targets or asked.budget is not None:
-            model.before_pass = keep_time
+    for number, place in enumerate(progress(targets_N.tolist(), "explain", "prediction")):
+        if targets or must_end:
+            search.model.before_pass = clock.before_pass
         try:
-            found = search.run(number - 1)
+            found = search.run(number)
         except OutOfTimeError:
             break
-        target = _target(search, number - 1, found, text, tokenizer, begin, place)
+        begin = explanation.first_token
+        target = _target(search, number, found, text, tokenizer, begin, begin + place)
         targets = sorted([*targets, target], key=lambda target: target["position"])
-        facts["num_forward_tokens"] = model.num_rows_run - before
+        facts = {**explanation.facts, "num_forward_tokens": clock.num_rows}
         explanation = replace(explanation, facts=facts, targets=targets)
         show(explanation)
-        of_each = (time.monotonic() - searching) / number
-        if budget is not None and time.monotonic() - started + of_each > budget:
+        of_each = (time.monotonic() - searching) / (number + 1)
+        if not clock.has_room(of_each):
             break
-    if len(targets) < len(facts["wanted"]):
+    if len(targets) < len(targets_N):
         logger.warning(
             "in %.0f seconds the sources of %d of %d predictions were found; --budget gives more time",
-            time.monotonic() - started,
+            clock.seconds,
             len(targets),
-            len(facts["wanted"]),
+            len(targets_N),
         )
     return explanation
 
@@ -482,62 +583,73 @@ def _target(
     begin: int,
     place: int,
 ) -> dict[str, Any]:
-    """What was found of target `number`, from token `begin + place` on: columns of `Explanation.frame`."""
-    # Of tokens that hold some bytes of a character, the whole character.
-    characters_L2 = text.characters_N2[begin:].tolist()
-    bytes_L2 = text.bytes_N2[begin:].tolist()
+    """What was found of target `number`, from token `place` on: columns of `Explanation.frame`."""
     queries_Q = search.queries_of(number)
     # Another continuation has no place in the text, and the two together no probability.
     is_contrast = search.weights_Q is not None and search.weights_Q.min() < 0
-    last = place if is_contrast else place + len(queries_Q) - 1
+    end = place + 1 if is_contrast else place + len(queries_Q)
+    # Of tokens that hold some bytes of a character, the whole character.
+    first_character, last_character = _around(text.characters_N2, place, end)
+    first_byte, last_byte = _around(text.bytes_N2, place, end)
     # Tokens that hold bytes of one character stand at the same place.
-    around = characters_L2[place - 1 : place] + characters_L2[last + 1 : last + 2]
-    total, remaining = (
-        search.effect_of(of_swaps, queries_Q) for of_swaps in (found.without, found.with_sources)
-    )
+    beside_N2 = np.concatenate([text.characters_N2[place - 1 : place], text.characters_N2[end : end + 1]])
+    is_part = (beside_N2 == text.characters_N2[place]).all(axis=1).any()
+    total = search.effect_of(found.without, queries_Q)
+    remaining = search.effect_of(found.with_sources, queries_Q)
     # A ratio of means over swaps: a mean of ratios would follow the smallest total.
     recovered = 1 - remaining / total if total else 0.0
-    # Estimates leave out what sources tell the swapped tokens behind them: only their proportions count.
-    estimated_K = 1 - found.remaining_K / total if total else np.zeros_like(found.remaining_K)
-    of_all = float(estimated_K[-1]) if len(estimated_K) else 0.0
-    shares_K = estimated_K / of_all if of_all > 0 else np.zeros_like(estimated_K)
-    of_sources = zip(
-        found.spans_K2.tolist(),
-        found.effects_K.tolist(),
-        np.exp(-found.losses_KQ.mean(axis=1)).tolist(),
-        (recovered * shares_K).tolist(),
-        strict=True,
-    )
-    sources = [
-        {
-            "rank": rank,
-            "source_position": begin + start,
-            "source_end": begin + end,
-            "source": text.text[characters_L2[start][0] : characters_L2[end - 1][1]],
-            "source_byte_start": bytes_L2[start][0],
-            "source_byte_end": bytes_L2[end - 1][1],
-            "effect": effect,
-            "probability_swapped": None if is_contrast else swapped,
-            # One that works against the effect, of the other sign, is not.
-            "is_needed": effect * total >= LEAST_RECOVERED * total**2,
-            "recovered_so_far": so_far,
-        }
-        for rank, ((start, end), effect, swapped, so_far) in enumerate(of_sources, start=1)
-    ]
     return {
-        "position": begin + place,
-        "end": begin + last + 1,
-        "token": text.text[characters_L2[place][0] : characters_L2[last][1]],
-        "is_part": characters_L2[place] in around,
-        "byte_start": bytes_L2[place][0],
-        "byte_end": bytes_L2[last][1],
+        "position": place,
+        "end": end,
+        "token": text.text[first_character:last_character],
+        "is_part": bool(is_part),
+        "byte_start": first_byte,
+        "byte_end": last_byte,
         "near_position": begin + int(search.sequence.num_far_tokens_T[number]),
         **_predicted(search, queries_Q, found, tokenizer, is_contrast),
         "total_effect": total,
         "recovered": recovered,
         "no_source": recovered < LEAST_RECOVERED,
-        "sources": sources,
+        "sources": _sources(found, text, begin, total, recovered, is_contrast),
     }
+
+
+def _sources(
+    found: Found, text: TokenizedText, begin: int, total: float, recovered: float, is_contrast: bool
+) -> list[dict[str, Any]]:
+    """The sources of a target, which recover so much of its total effect together."""
+    # Estimates leave out what sources tell the swapped tokens behind them: only their proportions count.
+    estimated_K = 1 - found.remaining_K / total if total else np.zeros_like(found.remaining_K)
+    of_all = float(estimated_K[-1]) if len(estimated_K) else 0.0
+    shares_K = estimated_K / of_all if of_all > 0 else np.zeros_like(estimated_K)
+    recovered_K = (recovered * shares_K).tolist()
+    probabilities_K = np.exp(-found.losses_KQ.mean(axis=1)).tolist()
+    sources = []
+    for number, (start, end) in enumerate((begin + found.spans_K2).tolist()):
+        effect = float(found.effects_K[number])
+        first_character, last_character = _around(text.characters_N2, start, end)
+        first_byte, last_byte = _around(text.bytes_N2, start, end)
+        sources.append(
+            {
+                "rank": number + 1,
+                "source_position": start,
+                "source_end": end,
+                "source": text.text[first_character:last_character],
+                "source_byte_start": first_byte,
+                "source_byte_end": last_byte,
+                "effect": effect,
+                "probability_swapped": None if is_contrast else probabilities_K[number],
+                # One that works against the effect, of the other sign, is not.
+                "is_needed": effect * total >= LEAST_RECOVERED * total**2,
+                "recovered_so_far": recovered_K[number],
+            }
+        )
+    return sources
+
+
+def _around(places_N2: np.ndarray, start: int, end: int) -> tuple[int, int]:
+    """Where tokens [start, end) of a text begin and end in it."""
+    return int(places_N2[start, 0]), int(places_N2[end - 1, 1])
 
 
 def _predicted(
@@ -585,9 +697,9 @@ def _contrasted(
     """Both continuations behind their context, the text up to character `begin`; how tokens' losses count."""
     # Each read anew: what follows the word in the text may share its last token. Control tokens of a chat are
     # such, whatever is said of those that a text spells.
+    continued = [text.text[:begin] + word for word in words]
     own, other = (
-        tokenizer.read(text.text[:begin] + word, special_tokens=text.has_special_tokens).token_ids_N
-        for word in words
+        tokenizer.read(each, special_tokens=text.has_special_tokens).token_ids_N for each in continued
     )
     # A blank that is a token of its own before one word may be of the other word's first token.
     before = text.token_ids_N[: end - 1].tolist()
@@ -603,16 +715,19 @@ def _contrasted(
     # Neither continuation sees the other; the last row of their context predicts the first token of both.
     visible_WS = np.tri(num_rows, dtype=bool)[first - 1 :]
     visible_WS[split - first + 1 :, first:split] = False
-    rows = [*range(first - 1, split), first - 1, *range(split, num_rows)]
+    query_rows_T = np.array([*range(first - 1, split), first - 1, *range(split, num_rows)])
+    token_ids_S = np.concatenate([ids_L[:first], own[:-1], other[:-1]])
+    # Both continuations stand at the same IDs, each as if it alone followed.
+    position_ids_S = np.array([*range(split), *range(first, first + num_rows - split)])
+    # A fork before the target must not make the row that predicts both a distant one.
+    num_far = min(near, first - 1)
     sequence = PackedSequence(
-        np.concatenate([ids_L[:first], own[:-1], other[:-1]]).astype(np.int64),
-        # Both continuations stand at the same IDs, each as if it alone followed.
-        np.array([*range(split), *range(first, first + num_rows - split)]),
+        token_ids_S.astype(np.int64),
+        position_ids_S,
         visible_WS,
-        np.array(rows),
+        query_rows_T,
         np.concatenate([own, other]).astype(np.int64),
-        # A fork before the target must not make the row that predicts both a distant one.
-        np.full(len(rows), min(near, first - 1)),
+        np.full(len(query_rows_T), num_far),
         slice(None),
     )
     weights_Q = np.repeat([1, -1], [len(own), len(other)]).astype(np.float32)
