@@ -137,7 +137,8 @@ def model_labels(results: Path, artefact: str) -> dict[str, ModelLabel]:
             seed = "" if known.get("seed") is None else f", seed {known['seed']}"
             text = f"trained at {length}{', PoSE' if is_pose else ''}{seed}"
         millions = (known.get("num_parameters") or 0) / 1e6
-        size = f"{millions:{'.0f' if millions > 10 else '.2g'}} M parameters" if millions else ""
+        digits = ".0f" if millions > 10 else ".2g"
+        size = f"{millions:{digits}} M parameters" if millions else ""
         labels[model] = ModelLabel(text, style, size, length)
     return labels
 

@@ -468,8 +468,8 @@ def of_reach() -> Numbers:
             for template in (*reach.TEMPLATES, reach.TOGETHER):
                 curve = reach.of_curve(table, model, rope, template)
                 gap = reach.reach(curve)
-                is_last = gap is not None and gap == curve.index.max()
-                cells.append("-" if gap is None else f"{'≥' if is_last else ''}{gap:,}")
+                least = "≥" if gap == curve.index.max() else ""
+                cells.append("-" if gap is None else f"{least}{gap:,}")
             columns[f"{name}, {reach.LOOKS[rope][1]}"] = cells
         plain = reach.of_curve(table, model, reach.PLAIN)
         less, last = reach.reads_less_than_trained(table, model)

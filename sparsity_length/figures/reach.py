@@ -234,9 +234,9 @@ def _reaches(table: pd.DataFrame, model: str) -> str:
     for rope in (PLAIN, YARN):
         curve = of_curve(table, model, rope)
         gap = reach(curve)
-        is_last = gap is not None and gap == curve.index.max()
         again = "".join(f" and again at {far:,}" for far in read_again(curve))
-        words[rope] = "no" if gap is None else f"{gap:,}{' or more' if is_last else again}"
+        further = " or more" if gap == curve.index.max() else again
+        words[rope] = "no" if gap is None else f"{gap:,}{further}"
     with_yarn = f", with YaRN {words[YARN]}" if len(of_curve(table, model, YARN)) else ""
     return f"{model.partition('-')[0]} reads facts up to {words[PLAIN]} position IDs away{with_yarn}"
 

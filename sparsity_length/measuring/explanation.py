@@ -661,10 +661,8 @@ def _predicted(
     """
     ids_Q = search.sequence.target_ids_T[queries_Q]
     full_Q = search.full.losses_T[queries_Q]
-    without_BQ, with_BQ = (
-        np.stack([predictions.losses(ids_Q) for predictions in of_swaps])
-        for of_swaps in (found.without, found.with_sources)
-    )
+    without_BQ = np.stack([predictions.losses(ids_Q) for predictions in found.without])
+    with_BQ = np.stack([predictions.losses(ids_Q) for predictions in found.with_sources])
     values: dict[str, Any] = {
         "long_context_loss": float(full_Q.sum()),
         "short_context_loss": found.short_loss,
@@ -677,12 +675,17 @@ def _predicted(
         values = dict.fromkeys(values)
     if search.weights_Q is not None:
         return values | {"likeliest": None, "likeliest_without": None}
-    without_V = torch.stack([predictions.probs_TV[0] for predictions in found.without]).mean(0)
-    likeliest, likeliest_without = (
-        [(tokenizer.pieces([int(one)])[0], float(probs_V[one])) for one in probs_V.topk(NUM_LIKELY).indices]
-        for probs_V in (search.full.predictions.probs_TV[queries_Q[0]], without_V)
-    )
-    return values | {"likeliest": likeliest, "likeliest_without": likeliest_without}
+
+    def likeliest(probs_V: torch.Tensor) -> list[tuple[str, float]]:
+        ids = probs_V.topk(NUM_LIKELY).indices.tolist()
+        return [(tokenizer.pieces([token_id])[0], float(probs_V[token_id])) for token_id in ids]
+
+    full_V = search.full.predictions.probs_TV[queries_Q[0]]
+    without_BV = torch.stack([predictions.probs_TV[0] for predictions in found.without])
+    return values | {
+        "likeliest": likeliest(full_V),
+        "likeliest_without": likeliest(without_BV.mean(0)),
+    }
 
 
 def _contrasted(

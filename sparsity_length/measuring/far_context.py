@@ -126,12 +126,11 @@ class FarContext:
 
     @cached_property
     def _effects(self) -> np.ndarray:
-        return self._of_all_targets(
-            [
-                leave_one_out(self.model, sequence, self.batching, full, self.search_swaps_BL, self.screen)
-                for sequence, full in self.sequences
-            ]
-        )
+        parts = []
+        for sequence, full in self.sequences:
+            swaps = self.search_swaps_BL
+            parts.append(leave_one_out(self.model, sequence, self.batching, full, swaps, self.screen))
+        return self._of_all_targets(parts)
 
     @property
     def influence(self) -> Measured:
