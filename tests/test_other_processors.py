@@ -77,6 +77,14 @@ print("measured")
     assert ended.stdout.splitlines()[-1:] == ["measured"], ended.stderr
 
 
+WITHOUT_CHECKOUT = """
+import sys
+sys.meta_path[:] = [one for one in sys.meta_path if getattr(one, "__name__", "") != "_EditableFinder"]
+from sparsity_length.cli import main
+main()
+"""
+
+
 @pytest.mark.slow
 def test_a_wheel_works_beside_files_of_the_repositorys_names(tmp_path: Path) -> None:
     source = tmp_path / "source"
@@ -99,7 +107,7 @@ def test_a_wheel_works_beside_files_of_the_repositorys_names(tmp_path: Path) -> 
     (theirs / "letter.txt").write_text(passages[0][:2000])
     explain = ["explain", "--model", model, "--text-file", "letter.txt"]
     for program in (explain, ["study", "olmo_configs/studies/demo.yaml", "--dry-run"]):
-        command = [sys.executable, "-m", "sparsity_length", *program]
+        command = [sys.executable, "-c", WITHOUT_CHECKOUT, *program]
         environment = os.environ | {"PYTHONPATH": str(installed)}
         ended = subprocess.run(command, cwd=theirs, env=environment, capture_output=True, text=True)
         assert ended.returncode == 0, ended.stderr

@@ -372,3 +372,16 @@ def test_a_needle_that_the_tokenizer_cannot_spell(unk_token: str | None, tmp_pat
     plant(tmp_path, "--templates", "word", "--document-lengths", 200, "--depths", 0.2, 0.201)
     out = tmp_path / "out/length-200/data"
     assert len(evaluation_rows(TokenizedData.open(out))) == pq.read_table(out / NEEDLES_FILE).num_rows == 2
+
+
+def test_a_study_is_told_of_text_that_changed(folder: Path) -> None:
+    words = (
+        f"--out {folder}/data --source {folder}/train.jsonl --evaluation-source {folder}/evaluation.jsonl"
+        f" --tokenizer {folder}/words.json"
+    )
+    run(tokenize_c4, *words.split())
+    asked = tokenize_c4.STAGE.parse(words.split())
+    assert not tokenize_c4.STAGE.left(asked)
+    write_lines(folder / "evaluation.jsonl", ["h h", "b"])
+    with pytest.raises(InputError, match="other settings: inputs.evaluation source"):
+        tokenize_c4.STAGE.left(asked)

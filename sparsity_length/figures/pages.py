@@ -183,10 +183,11 @@ ROBUST = {
     ("accuracy", "OR at 180 tokens"): "OR of 8 bits",
     ("accuracy", "parity at 180 tokens"): "parity of 8 bits",
     ("fall of accuracy", "parity learned, 180 tokens"): "parity learned: fall from 1, 2 to 5 to 8 bits",
-    ("accuracy", "PPC: copy, 40 letters, rotary_pct 1"): "PPC: copy, 40 letters",
+    ("accuracy", "PPC: copy, 40 letters, rotary_pct 1"): "PPC: copy, 40 letters, rotary_pct 1",
+    ("accuracy", "PPC: copy, 40 letters"): "PPC: copy, 40 letters, rotary_pct 0.25",
     ("effect of a told fact", "SmolLM2-135M-Instruct"): "SmolLM2: fact kept at 7,168",
     ("effect of a told fact", "Gemma-3-270M"): "Gemma: fact kept at 30,720",
-    ("interference", "SmolLM2 135 M"): "512@11776 minus 11776@7680, a novel's, nats",
+    ("interference", "SmolLM2 135 M"): "512@11776 minus 11776@7680 (one novel's), nats",
 }
 """Headline and model -> what the page calls them."""
 

@@ -238,8 +238,8 @@ def of_fall(cells: pd.DataFrame) -> Variants:
 
 
 def of_interference(measured: pd.DataFrame) -> Iterator[Row]:
-    """Interference minus that of many tokens at trained IDs, a novel's, nats: placements, distant texts."""
-    placements = measured.filter(like="swap:").drop(columns=SQUEEZED)
+    """Interference minus that of many tokens at trained IDs, nats: each placement of the same novel."""
+    placements = measured.filter(regex=r"^swap:.* novels$").drop(columns=SQUEEZED)  # of the same text
     placements = placements.rename(columns={"swap:512@11776 novels": PUBLISHED})
     for name, values in placements.items():
         targets = measured[["document_id"]].assign(lead=values - measured[SQUEEZED], one=1.0).dropna()

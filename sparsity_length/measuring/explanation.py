@@ -538,6 +538,7 @@ def _searched(
     """
     search.prefixes  # noqa: B018, which are read now, as the time of one prediction is told from here on
     searching = time.monotonic()
+    begin = explanation.first_token
     targets: list[dict[str, Any]] = []
     for number, place in enumerate(progress(targets_N.tolist(), "explain", "prediction")):
         if targets or must_end:
@@ -546,7 +547,6 @@ def _searched(
             found = search.run(number)
         except OutOfTimeError:
             break
-        begin = explanation.first_token
         target = _target(search, number, found, text, tokenizer, begin, begin + place)
         targets = sorted([*targets, target], key=lambda target: target["position"])
         facts = {**explanation.facts, "num_forward_tokens": clock.num_rows}

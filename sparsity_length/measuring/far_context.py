@@ -100,14 +100,11 @@ class FarContext:
     @cached_property
     def sequences(self) -> list[tuple[PackedSequence, FullPass]]:
         """All targets after their long contexts, a few targets each, and what reading these tells."""
-        sequences = [own_context(self.chunk_L, self.lengths)]
-        if self.own is not None:
+        if self.own is None:
+            sequences = [own_context(self.chunk_L, self.lengths)]
+        else:
             sequences = [*null_contexts(self.chunk_L, self.token_ids_L, self.lengths)]
-        read = []
-        for sequence in sequences:
-            full = full_pass(self.model, sequence)
-            read.append((sequence, full))
-        return read
+        return [(sequence, full_pass(self.model, sequence)) for sequence in sequences]
 
     @property
     def long_losses_T(self) -> np.ndarray:
@@ -126,10 +123,11 @@ class FarContext:
 
     @cached_property
     def _effects(self) -> np.ndarray:
-        parts = []
-        for sequence, full in self.sequences:
-            swaps = self.search_swaps_BL
-            parts.append(leave_one_out(self.model, sequence, self.batching, full, swaps, self.screen))
+        swaps = self.search_swaps_BL
+        parts = [
+            leave_one_out(self.model, sequence, self.batching, full, swaps, self.screen)
+            for sequence, full in self.sequences
+        ]
         return self._of_all_targets(parts)
 
     @property

@@ -126,12 +126,12 @@ def attend(
 
     Call order:
         _with_distances     writes ALiBi into queries and keys; all else goes on without slopes
-        _attend_apart       if all rows share a prefix: prefix and own rows apart, then merged
-        joined              else keys and values of both, one behind the other
-        scaled_dot_product_attention
-                            unless scores are watched, changed or capped, or a head has a sink
+        unless scores are watched, changed or capped, or a head has a sink:
+            _attend_apart   if `_goes_apart`: a shared prefix and own rows apart, then merged
+            scaled_dot_product_attention
+                            else, of both, joined
         running.change, softcap, mask, softmax, sink, running.watch
-                            else scores and weights, step by step
+                            else scores and weights of both, joined, step by step
 
     Args:
         visible: as `running.visible_B1SK`, which may be narrowed in some layers.

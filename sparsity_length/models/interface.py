@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -427,23 +428,25 @@ class Predictions:
     """What a model predicts at T places, as whole distributions; float32."""
 
     log_probs_TV: torch.Tensor
-    probs_TV: torch.Tensor
+
+    @cached_property
+    def probs_TV(self) -> torch.Tensor:
+        """Probabilities; of predictions that are only compared with others, they are never made."""
+        return self.log_probs_TV.exp()
 
     @classmethod
     def of(cls, logits_TV: torch.Tensor) -> "Predictions":
         """The predictions of these logits."""
-        log_probs_TV = logits_TV.log_softmax(-1, dtype=torch.float32)
-        return cls(log_probs_TV, log_probs_TV.exp())
+        return cls(logits_TV.log_softmax(-1, dtype=torch.float32))
 
     @classmethod
     def together(cls, parts: Sequence["Predictions"]) -> "Predictions":
         """Several, one after another."""
-        log_probs_TV = torch.cat([part.log_probs_TV for part in parts])
-        return cls(log_probs_TV, torch.cat([part.probs_TV for part in parts]))
+        return cls(torch.cat([part.log_probs_TV for part in parts]))
 
     def at(self, places: slice) -> "Predictions":
         """Predictions at some of the places."""
-        return Predictions(self.log_probs_TV[places], self.probs_TV[places])
+        return Predictions(self.log_probs_TV[places])
 
     def losses(self, target_ids_T: np.ndarray) -> np.ndarray:
         """-ln p of target tokens: float32 [T], nats."""

@@ -118,7 +118,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 NEEDED = (
-    f"--short-context-length 8 --k 1 4 16 --minimum-gain 0 --null-fraction 1e-9 --rules {interference.RULE}"
+    f"--short-context-length 8 --k 1 4 16 --minimum-gain 0 --null-fraction 1e-9"
+    f" --rules {interference.RULE} recency"
 ).split()
 
 

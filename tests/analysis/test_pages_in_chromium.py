@@ -140,6 +140,7 @@ def test_a_click_shows_the_tokens_that_the_parquet_says(
         ]
         is_ranked = rows["influence"].fillna(0).is_monotonic_decreasing
         assert ("does not rank by the last column" in page.locator("caption").inner_text()) != is_ranked
+        assert page.locator("#text .lit").count() == len(rows)
         lit = page.locator("#text .lit").evaluate_all(
             "found => Object.fromEntries(found.map(token => [token.dataset.rank, token.textContent]))"
         )

@@ -23,6 +23,8 @@ KEPT = {
     reach.STAIR: [1.0, 0.9, 0.3, 0.2],
 }
 
+PLACEMENTS = ("own:54", "own:54@554", "last:4")
+
 
 def planted_items(kept: dict[str, list[float]] = KEPT) -> pd.DataFrame:
     """Telling is worth 10 nats at gap 0, and a planted share of it elsewhere; colors are never right."""
@@ -102,8 +104,8 @@ def test_items_are_sums_over_answers_told_and_not_told(tmp_path: Path) -> None:
     run(plant_needles, *made, "--templates", "number", "color", "--depths", 0.25)
     data = tmp_path / "needles" / "length-100" / "data"
     make_model("llama", vocab_size=320).save_pretrained(tmp_path / "llama")
-    placed = "--long-context-length 100 --near-context-length 45 --share-near --placements own:54 own:54@554"
-    words = ["--data", data, "--checkpoints", tmp_path / "llama", *placed.split()]
+    placed = "--long-context-length 100 --near-context-length 45 --share-near --placements"
+    words = ["--data", data, "--checkpoints", tmp_path / "llama", *placed.split(), *PLACEMENTS]
     for results, *flags in (("plain", 20), ("scaled", 20, "--rope", "yarn:2"), ("short", 2)):
         run(length_interference, *words, "--results", tmp_path / results, "--targets-per-chunk", *flags)
     with pytest.raises(InputError, match="tokens; measure --targets-per-chunk"):

@@ -164,7 +164,7 @@ def test_drawn_answers_are_spread_over_the_prediction() -> None:
     """Of eight draws each token comes as often as its probability says, to within one."""
     probs_TV = torch.tensor([[0.5, 0.0, 0.25, 0.25], [0.05, 0.9, 0.0, 0.05]])
     for seed in range(20):
-        drawn = sampled_answers(Predictions(probs_TV.log(), probs_TV), 8, np.random.default_rng(seed))
+        drawn = sampled_answers(Predictions(probs_TV.log()), 8, np.random.default_rng(seed))
         for ids_8, probs_V in zip(np.transpose(drawn), probs_TV.numpy(), strict=True):
             counts_V = np.bincount(ids_8, minlength=4)
             assert (np.abs(counts_V - 8 * probs_V) <= 1).all() and not counts_V[probs_V == 0].any()

@@ -394,6 +394,7 @@ def test_after_a_failure_only_what_is_left_runs(
     assert run_all(commands, [{}] * 2, Path("run/logs")) == 75
     assert capfd.readouterr().out == "sparsity stage first\nfirst is there\nsparsity stage second\n"
     assert caplog.messages[-2] == "second ended with exit code 75; run the same command again to resume"
+    assert caplog.messages[-1].startswith("the last lines of run/logs/second.log:\n")
     assert caplog.messages[-1].endswith("\nno good")
     Path("FAIL-second").unlink()
     assert run_all(commands[1:], [{}] * 2, Path("run/logs")) == 0
@@ -474,6 +475,7 @@ def test_a_study_goes_on_where_a_stage_failed_and_sees_what_changed(folder: Path
         shutil.rmtree(folder / "run" / name)
     config.write_text(config.read_text() + "# a comment\n")
     again = measure("1")
+    assert (folder / "run/logs/loss_differences-tiny.log").is_file()
     assert len(re.findall("(?m)^sparsity ", again.stdout)) == 4  # no text, no models
     for name in ("train.jsonl", "evaluation.jsonl"):  # text may be put away once it is tokenized
         (folder / name).unlink()
@@ -551,8 +553,9 @@ def test_a_whole_study_to_its_figures(folder: Path) -> None:
     ]
     run(folder, *words)
     found = {path.rpartition("/")[0] for path in parquet_files(folder / "run" / "results")}
-    assert found >= {
+    assert found == {
         "synthetic_accuracy/sparse_parity-k1-pose-seed0",
+        "synthetic_examples/sparse_parity-k1-pose-seed0",
         "found_dependencies/copy-pose-seed0",
         "found_dependencies/copy-predicted-seed0",
     }

@@ -145,6 +145,7 @@ def test_every_start_that_fits_is_as_likely_and_no_other() -> None:
     starts, counts = np.unique(ids_of("coupled", 3000, 5, seed=1), axis=0, return_counts=True)
     assert starts.tolist() == [[1, 2, 0, 1, 2], [2, 3, 1, 2, 3], [3, 4, 2, 3, 4]]
     assert (abs(counts - 1000) < 130).all()  # a standard deviation of 26
+    assert ids_of("coupled", 1, 3).tolist() == [[1, 2, 0, 1, 2]]  # where only one fits
 
 
 def test_a_spread_parts_coupled_ids_by_one_skip() -> None:

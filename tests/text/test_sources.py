@@ -110,6 +110,8 @@ def test_a_glob_stands_for_its_files_in_order_unless_it_is_a_name(
     assert list(found[-1].read()) == list(found[-1].read()) == [{"text": "x"}]
     assert folder_path("~/new") == tmp_path / "new" and file_path("~/a.jsonl") == tmp_path / "a.jsonl"
     assert folder_path("~nobody at all") == Path("~nobody at all")
+    with pytest.raises(InputError, match=r"no such/\*\.jsonl: No such file; a --source is c4"):
+        open_sources(["no such/*.jsonl"], c4_split="train")
 
 
 def test_parquet_rows_under_a_name_that_looks_like_a_pattern(tmp_path: Path) -> None:

@@ -104,8 +104,11 @@ def test_accumulated_micro_batches_are_one_batch(make_trainer: MakeTrainer, tmp_
 
 
 def test_position_ids_and_seed_reach_the_model(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    plain, pose, other = (trained(make_trainer(tmp_path, *words), 1) for words in ((), POSE, ("seed=1",)))
-    assert plain not in (pose, other)
+    to_itself = ("position_scheme=pose", "pose_target_length=8")
+    plain, same, pose, other = (
+        trained(make_trainer(tmp_path, *words), 1) for words in ((), to_itself, POSE, ("seed=1",))
+    )
+    assert plain == same and plain not in (pose, other)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +175,8 @@ def test_checkpointed_activations_are_computed_again_to_the_same_numbers(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("microbatch_tokens", [8, 32])
+# Of 16 tokens, six sequences of 4 are a batch of four and one of two.
+@pytest.mark.parametrize("microbatch_tokens", [8, 16])
 def test_the_held_out_loss_is_that_of_one_target_at_a_time(
     make_trainer: MakeTrainer, tmp_path: Path, microbatch_tokens: int
 ) -> None:
