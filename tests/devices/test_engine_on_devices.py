@@ -3,7 +3,7 @@
 What is compared with is computed on the CPU in float32, in other batches.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +105,13 @@ FIRST_LOSS = 1e-4
 """Relative. Later steps may differ by more: an optimizer makes much of the last bits of small gradients."""
 
 
+@pytest.fixture(autouse=True)
+def precision_ends_with_the_test() -> Iterator[None]:
+    """Accelerate keeps the precision of a process' first training for all others."""
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
 def trainer_of(data: TokenizedData, folder: Path, precision: str) -> Trainer:
     overrides = [
         f"precision={precision}",
@@ -122,8 +129,6 @@ def trainer_of(data: TokenizedData, folder: Path, precision: str) -> Trainer:
         "optimizer.learning_rate=1e-2",
         "eval_context_lengths=null",
     ]
-    # Accelerate keeps the precision of a process' first training for all others.
-    AcceleratorState._reset_state(reset_partial_state=True)
     return Trainer(load_config(CONFIGS / "tiny.yaml", overrides, data), data)
 
 
