@@ -276,6 +276,17 @@ def test_instead_compares_what_at_names(which: dict[str, Any], own: str, model: 
     assert f"“{own}” is so many times as likely as “20,000”" in str(found)
 
 
+def test_instead_compares_within_the_long_context(model: Path, stock: Stock) -> None:
+    before = f"{'no one saw the dog ' * 5}and the cat sat there and saw"
+    read = load_tokenizer(model).read
+    context, own, other = (read(f"{before}{words}").token_ids_N for words in ("", " ships", " 20,000"))
+    flags = {**FLAGS, "long_context_length": 56}
+    found = explain(f"{before} ships", model, **flags, at="ships", instead="20,000")
+    begin = found.first_token
+    difference = log_p(stock, context[begin:], own[begin:]) - log_p(stock, context[begin:], other[begin:])
+    assert begin > 0 and found.facts["contrast"][-1] == pytest.approx(difference, abs=5e-5)
+
+
 ROLES = "{% for m in messages %}<|im_start|>{{ m.role }}: "
 END = "<|im_end|>{% endfor %}"
 THINKING = (
