@@ -47,9 +47,17 @@ LONGEST_FIRST = (
     "tests/studies/test_study_end_to_end.py",
     "tests/golden/test_golden.py",
     "tests/influence/test_brute_force.py",
-    "tests/test_tokenize_c4.py",
-    "tests/synthetic/test_tasks.py",
     "tests/measuring/test_mean_log2_k.py",
+    "tests/test_sparsity_length.py",
+    "tests/results/test_any_reader.py",
+    "tests/training/test_training_loop.py",
+    "tests/models/test_huggingface.py",
+    "tests/test_train_synthetic.py",
+    "tests/synthetic/test_tasks.py",
+    "tests/measuring/test_evaluate_checkpoints.py",
+    "tests/test_stage.py",
+    "tests/analysis/test_explorer_records.py",
+    "tests/test_tokenize_c4.py",
 )
 """The files that take longest: one that starts last would keep the other processes waiting."""
 MOST_PROCESSES = 8  # of about half a GiB each
