@@ -308,7 +308,7 @@ def squared_errors_figure(table: pd.DataFrame) -> Figure:
     shown = table[table["model"].isin([f"{case}-k2" for cases in VARIED.values() for case in cases])]
     drawing.put_title(
         figure,
-        "The error grows about as the square of the length, whatever L_local and objective",
+        "The error grows about as the square of the length",
         "sparse functional attention, local S*",
         "k = 2",
         f"n = {drawing.counted_seeds(shown)}",

@@ -108,7 +108,7 @@ def measured_placements(
     Call order:
         predicted           the near tokens alone, as if nothing stood before them
         own_prefix, behind_all
-                            what all are compared with, if that is the full context
+                            the full context, if placements are compared with it
         own_prefix          for each case the own distant tokens, read once if all near contexts share them
         predicted, placed   its rows behind these tokens; losses, divergences and top predictions
 
