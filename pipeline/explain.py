@@ -69,7 +69,7 @@ from sparsity_length.results.files import (
     write_text,
 )
 from sparsity_length.text.sources import decoded
-from sparsity_length.text.tokenizer import add_reading_arguments
+from sparsity_length.text.tokenizer import Reading
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -111,7 +111,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         " numbers)",
     )
     add("--tokenizer", help="tokenizer.json file, or folder with one (default: the model's own)")
-    add_reading_arguments(parser)
+    Reading.add_flags(parser)
     add_model_arguments(parser)
 
 
@@ -150,11 +150,9 @@ def main(arguments: argparse.Namespace) -> None:
         text,
         arguments.model,
         arguments.tokenizer,
-        **{name: getattr(arguments, name) for name in Explaining.names()},
+        **{name: getattr(arguments, name) for name in (*Explaining.names(), *Reading.names())},
         swap_text=swap_file and decoded(swap_file.read_bytes(), str(swap_file)),
         name="the text" if file is None else file.name,
-        bos=arguments.bos,
-        special_tokens=arguments.special_tokens,
         dtype=arguments.dtype,
         device=arguments.device,
         trust_remote_code=arguments.trust_remote_code,

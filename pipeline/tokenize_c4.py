@@ -54,81 +54,28 @@ for finding duplicates. Threads: one per core, or the value of the environment v
 
 import argparse
 
-from sparsity_length.cli import (
-    Stage,
-    folder_path,
-    fraction,
-    late,
-    positive_int,
-    random_seed,
-    whole_number,
-)
-from sparsity_length.text.tokenizer import add_reading_arguments
+from sparsity_length.cli import Stage
+from sparsity_length.text.tokenizer import Reading
+from sparsity_length.text.tokenizing import Tokenizing, check_input, left, tokenize
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the text, how it is divided, and its tokenizer."""
-    add = parser.add_argument
-    add("--out", type=folder_path, required=True, help="folder to write")
-    what = parser.add_mutually_exclusive_group(required=True).add_argument
-    what(
-        "--source",
-        nargs="+",
-        help="c4, embedded, or files or glob patterns in C4's schema (required, unless --merge)",
-    )
-    what(
-        "--merge", action="store_true", help="merge the tasks in --out into one data set; needs no other flag"
-    )
-    add("--text-field", metavar="FIELD", help="field or column of files that holds the text (default: text)")
-    add(
-        "--evaluation-source",
-        nargs="+",
-        help="the same, for evaluation documents (default: C4's validation split for c4, else a part of"
-        " --source)",
-    )
-    add("--evaluation-fraction", type=fraction, default=0.05, help="fraction of --source used for evaluation")
-    add("--seed", type=random_seed, default=0, help="random seed of the split into training and evaluation")
-    add(
-        "--max-documents",
-        type=positive_int,
-        help="largest number of training documents; C4's have about 430 tokens each (default: all)",
-    )
-    add(
-        "--max-evaluation-documents",
-        type=positive_int,
-        default=10_000,
-        help="largest number of evaluation documents: the first ones of --evaluation-source, or those of"
-        " --source"
-        " with the smallest hashes; the other evaluation documents of --source are not used at all",
-    )
-    add(
-        "--tokenizer",
-        default="olmo",
-        help="olmo, a model's folder, a model on the hub (NAME or NAME@REVISION), a tokenizer.json file, or"
-        " bpe:SIZE to train a new one on the training part",
-    )
-    add_reading_arguments(parser)
-    add(
-        "--eos-token",
-        metavar="TOKEN",
-        help="token that ends documents (default: as the tokenizer's configuration says)",
-    )
-    add(
-        "--tokens-per-part",
-        type=positive_int,
-        default=100_000_000,
-        help="approximate size of a training file, in tokens",
-    )
-    add("--task-index", type=whole_number(0), default=0, help="which of --num-tasks to do, counted from 0")
-    add("--num-tasks", type=positive_int, default=1, help="number of tasks that share the files of --source")
+    Tokenizing.add_flags(parser, "out")
+    what = ("source", "merge")
+    Tokenizing.add_flags(parser.add_mutually_exclusive_group(required=True), *what)
+    added = {"out", *what, *Reading.names()}
+    Tokenizing.add_flags(parser, *(name for name in Tokenizing.names() if name not in added))
+    Reading.add_flags(parser)
 
 
 STAGE = Stage(
     __doc__,
     add_flags,
-    run=late("sparsity_length.text.tokenizing:tokenize"),
-    left=late("sparsity_length.text.tokenizing:left"),
-    check_input=late("sparsity_length.text.tokenizing:check_input"),
+    run=Tokenizing.given_to(tokenize),
+    settings=Tokenizing.given_to(lambda asked, needed: asked),
+    left=Tokenizing.given_to(left),
+    check_input=Tokenizing.given_to(check_input),
 )
 
 

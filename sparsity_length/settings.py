@@ -81,6 +81,11 @@ class Settings:
         return cls(**{name: given[name] for name in cls.names() if name in given} | others)
 
     @classmethod
+    def given_to(cls, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of the settings, as a `Stage` has it: of a command line's arguments, and all else."""
+        return lambda arguments, *others: function(cls.of(vars(arguments)), *others)
+
+    @classmethod
     def checked(cls, **values: Any) -> dict[str, Any]:
         """Values of some fields, each checked by itself; InputError as of the class."""
         known = {one.name: one for one in fields(cls)}

@@ -9,7 +9,6 @@ The place of each token comes from the tokenizer's own record of what it read, n
 right even if the tokenizer drops characters or folds cases. Shapes: N tokens.
 """
 
-import argparse
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +25,7 @@ from tokenizers.decoders import DecodeStream
 
 from sparsity_length.cli import InputError, cause_of, logger, path_of, unknown_name
 from sparsity_length.results.files import refuse_pointers
+from sparsity_length.settings import Settings, setting, switch
 from sparsity_length.text.sources import first_passages
 
 EOS_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
@@ -330,19 +330,18 @@ class DocumentTokenizer:
         return self._json
 
 
-def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --bos and --special-tokens, which say how a text is read."""
-    parser.add_argument(
-        "--bos",
+@dataclass(frozen=True, kw_only=True)
+class Reading(Settings):
+    """How a text is read."""
+
+    bos: str = setting(
+        str,
+        "what to put before a text: auto is what the tokenizer puts there",
+        "auto",
         choices=BOS_CHOICES,
-        default="auto",
-        help="what to put before a text: auto is what the tokenizer puts there",
     )
-    parser.add_argument(
-        "--special-tokens",
-        action="store_true",
-        help="read control tokens in a text, such as <|im_start|>, as control tokens (default: as plain"
-        " text)",
+    special_tokens: bool = switch(
+        "read control tokens in a text, such as <|im_start|>, as control tokens (default: as plain text)"
     )
 
 

@@ -1,10 +1,10 @@
 """What tokenize_c4.py does: text becomes training tokens and evaluation documents, resumed after a kill."""
 
-import argparse
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from itertools import islice
@@ -15,8 +15,13 @@ import numpy as np
 
 from sparsity_length.cli import (
     InputError,
+    folder_path,
+    fraction,
     logger,
+    positive_int,
     progress,
+    random_seed,
+    whole_number,
 )
 from sparsity_length.results.files import (
     Task,
@@ -30,6 +35,7 @@ from sparsity_length.results.files import (
     write_json,
     write_text,
 )
+from sparsity_length.settings import setting, switch
 from sparsity_length.text.folder import (
     EVALUATION_FILE,
     MANIFEST_FILE,
@@ -47,6 +53,7 @@ from sparsity_length.text.sources import Document, Source, open_sources, read_do
 from sparsity_length.text.tokenizer import (
     EOS_TOKENS,
     DocumentTokenizer,
+    Reading,
     load_tokenizer,
     parse_tokenizer_name,
     tokenizer_files,
@@ -61,7 +68,7 @@ TRAINS = "train_documents"
 EVALUATES = "evaluation_documents"
 Sorted = tuple[Document, str]
 """A document and what becomes of it: `TRAINS`, `EVALUATES`, or why it is left out, by the names of counts."""
-_SETTINGS = (
+_RECORDED = (
     "evaluation_fraction",
     "seed",
     "max_documents",
@@ -69,64 +76,158 @@ _SETTINGS = (
     "tokens_per_part",
     "eos_token",
     "special_tokens",
+    "tokenizer",
+    "bos",
 )
 
 
-def check_input(arguments: argparse.Namespace, is_next: bool) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Tokenizing(Reading):
+    """Which text becomes which data: all of it, one of several tasks, or their merge."""
+
+    out: Path = setting(folder_path, "folder to write")
+    source: tuple[str, ...] | None = setting(
+        str,
+        "c4, embedded, or files or glob patterns in C4's schema (required, unless --merge)",
+        None,
+        many="+",
+    )
+    merge: bool = switch("merge the tasks in --out into one data set; needs no other flag")
+    text_field: str | None = setting(
+        str, "field or column of files that holds the text (default: text)", None, metavar="FIELD"
+    )
+    evaluation_source: tuple[str, ...] | None = setting(
+        str,
+        "the same, for evaluation documents (default: C4's validation split for c4, else a part of --source)",
+        None,
+        many="+",
+    )
+    evaluation_fraction: float | None = setting(fraction, "fraction of --source used for evaluation", 0.05)
+    seed: int | None = setting(random_seed, "random seed of the split into training and evaluation", 0)
+    max_documents: int | None = setting(
+        positive_int,
+        "largest number of training documents; C4's have about 430 tokens each (default: all)",
+        None,
+    )
+    max_evaluation_documents: int = setting(
+        positive_int,
+        "largest number of evaluation documents: the first ones of --evaluation-source, or those of --source"
+        " with the smallest hashes; the other evaluation documents of --source are not used at all",
+        10_000,
+    )
+    tokenizer: str = setting(
+        str,
+        "olmo, a model's folder, a model on the hub (NAME or NAME@REVISION), a tokenizer.json file, or"
+        " bpe:SIZE to train a new one on the training part",
+        "olmo",
+    )
+    eos_token: str | None = setting(
+        str,
+        "token that ends documents (default: as the tokenizer's configuration says)",
+        None,
+        metavar="TOKEN",
+    )
+    tokens_per_part: int = setting(
+        positive_int, "approximate size of a training file, in tokens", 100_000_000
+    )
+    task_index: int = setting(whole_number(0), "which of --num-tasks to do, counted from 0", 0)
+    num_tasks: int = setting(positive_int, "number of tasks that share the files of --source", 1)
+
+    @property
+    def task(self) -> Task:
+        """The part that is done; InputError if there is none such."""
+        return Task(self.task_index, self.num_tasks)
+
+    def resolve(self) -> dict[str, Any]:
+        """What evaluates, which may be split off; refuse a text without an end, or a tokenizer a task."""
+        if self.merge == bool(self.source):
+            raise InputError("give --source, or --merge if the tasks in --out are all of it")
+        is_whole = self.task.is_whole
+        streams_c4 = "c4" in (self.source or ())
+        if streams_c4 and is_whole and self.max_documents is None:
+            raise InputError(
+                "--source c4 streams 156 billion tokens; say where to stop with --max-documents, or divide it"
+                " with --num-tasks"
+            )
+        if self.tokenizer.startswith("bpe:") and not is_whole:
+            raise InputError(
+                f"--tokenizer {self.tokenizer} would train another tokenizer in every task; train one first"
+                " (the same command without --num-tasks, with --max-documents 50000 and another --out), and"
+                " give the tokenizer.json that it writes"
+            )
+        evaluation_source = self.evaluation_source or (("c4",) if streams_c4 else None)
+        nothing_is_split_off = {"evaluation_fraction": None, "seed": None} if evaluation_source else {}
+        return {"evaluation_source": evaluation_source, **nothing_is_split_off}
+
+    @property
+    def as_metadata(self) -> dict[str, Any]:
+        """What decides the data beside the contents of inputs, as all manifests have it."""
+        given = self.as_given | {
+            # Its name alone, as folders move; the files' SHA-256 are among the inputs.
+            "tokenizer": Path(self.tokenizer).name,
+            # Null at its default: older data does not record it.
+            "bos": None if self.bos == "auto" else self.bos,
+        }
+        recorded = {name: given[name] for name in _RECORDED}
+        # Data from before there was the flag does not record it.
+        return recorded | ({"text_field": self.text_field} if self.text_field else {})
+
+
+def check_input(asked: Tokenizing, is_next: bool) -> None:
     """Refuse a text that cannot be opened or has no end; and, as another command may make it, a tokenizer.
 
     That is looked for only if the command `is_next`.
     """
     if not is_next:
-        _sources(arguments)
-    elif isinstance(tokenizer := _opened(arguments)[-1], Path):
-        _load(tokenizer, arguments)
+        _sources(asked)
+    elif isinstance(tokenizer := _opened(asked)[-1], Path):
+        _load(tokenizer, asked)
 
 
-def left(arguments: argparse.Namespace) -> list[str]:
+def left(asked: Tokenizing) -> list[str]:
     """What --out lacks of the data, which tasks may have written; other settings or text are refused.
 
     Text is read only if it is newer than the data; it may have been put away since.
     """
-    lacking = [f"the tokens of {arguments.out}"]
-    manifest = read_record(arguments.out / MANIFEST_FILE)
+    lacking = [f"the tokens of {asked.out}"]
+    manifest = read_record(asked.out / MANIFEST_FILE)
     if manifest is None:
         return lacking
-    if arguments.merge:
+    if asked.merge:
         return []
     # The command may be that of one task or of all: how the text was divided, the manifest says.
     tasks = {name: manifest["settings"].get(name) for name in ("num_tasks", "all_files")}
-    configuration = manifest | {"settings": tasks | _settings(arguments)}
+    configuration = manifest | {"settings": tasks | asked.as_metadata}
     with suppress(InputError):
-        opened = _opened(arguments)
+        opened = _opened(asked)
         # The time of change, and not that of content, which a tool may set back (cp -p, tar).
-        written = (arguments.out / MANIFEST_FILE).stat().st_mtime
+        written = (asked.out / MANIFEST_FILE).stat().st_mtime
         if any(file.stat().st_ctime > written for file in _files(*opened)):
             configuration["inputs"] = _inputs(*opened)
-    return [] if is_complete(arguments.out, configuration) else lacking
+    return [] if is_complete(asked.out, configuration) else lacking
 
 
-def tokenize(arguments: argparse.Namespace) -> None:
-    """Write the tokenized data that the command line asks for, or find it complete."""
-    if arguments.merge:
-        with folder_lock(arguments.out, "--out"):
-            merge_tasks(arguments.out)
+def tokenize(asked: Tokenizing) -> None:
+    """Write the tokenized data that is asked for, or find it complete."""
+    if asked.merge:
+        with folder_lock(asked.out, "--out"):
+            merge_tasks(asked.out)
         return
-    task = Task(arguments.task_index, arguments.num_tasks)
-    all_sources, evaluation_sources, tokenizer = _opened(arguments)
-    folder = task_folder(arguments.out, task)
+    task = asked.task
+    all_sources, evaluation_sources, tokenizer = _opened(asked)
+    folder = task_folder(asked.out, task)
     sources = task.run_of(all_sources)
     refuse_replacing(
         [
             place / name
-            for place in (folder, arguments.out)
+            for place in (folder, asked.out)
             for name in (TOKENIZER_FILE, EVALUATION_FILE, MANIFEST_FILE)
         ],
         _files(all_sources, evaluation_sources, tokenizer),
     )
     # Before the input is hashed: a folder that cannot be written into is refused at once.
-    with folder_lock(arguments.out, "--out", task):
-        settings = _settings(arguments)
+    with folder_lock(asked.out, "--out", task):
+        settings = asked.as_metadata
         if not task.is_whole:
             # What falls to a task depends on the whole list of files, which it does not otherwise record.
             names = "\n".join(source.name for source in all_sources)
@@ -136,63 +237,32 @@ def tokenize(arguments: argparse.Namespace) -> None:
         if is_complete(folder, configuration):
             logger.info("%s is complete, nothing to do", folder)
         else:
-            documents = partial(sorted_documents, task, sources, evaluation_sources, settings)
+            documents = partial(sorted_documents, asked, sources, evaluation_sources)
             # Whoever goes on reads the tokenizer that the first start left in the folder.
             if isinstance(tokenizer, int) and not (folder / UNFINISHED_FILE).exists():
                 texts = _beginning(documents(), BPE_TRAINING_CHARACTERS)
                 bpe = train_bpe(progress(texts, "training the tokenizer", "document"), tokenizer)
                 write_text(folder / TOKENIZER_FILE, bpe.to_json())
             path = tokenizer if isinstance(tokenizer, Path) else folder / TOKENIZER_FILE
-            write_tokens(folder, task, documents, _load(path, arguments), configuration)
+            write_tokens(folder, task, documents, _load(path, asked), configuration)
         # After the manifest: what a kill in between leaves, the next start removes.
         (folder / UNFINISHED_FILE).unlink(missing_ok=True)
 
 
-def _load(path: Path, arguments: argparse.Namespace) -> DocumentTokenizer:
-    return load_tokenizer(
-        path, bos=arguments.bos, eos_token=arguments.eos_token, special_tokens=arguments.special_tokens
-    )
+def _load(path: Path, asked: Tokenizing) -> DocumentTokenizer:
+    return load_tokenizer(path, bos=asked.bos, eos_token=asked.eos_token, special_tokens=asked.special_tokens)
 
 
-def _sources(arguments: argparse.Namespace) -> tuple[list[Source], list[Source]]:
+def _sources(asked: Tokenizing) -> tuple[list[Source], list[Source]]:
     """The sources that train and that evaluate."""
-    streams_c4 = "c4" in arguments.source
-    if streams_c4 and arguments.num_tasks == 1 and arguments.max_documents is None:
-        raise InputError(
-            "--source c4 streams 156 billion tokens; say where to stop with --max-documents, or divide it"
-            " with --num-tasks"
-        )
-    sources = open_sources(arguments.source, c4_split="train", text_field=arguments.text_field)
-    evaluation = arguments.evaluation_source or (["c4"] if streams_c4 else [])
-    return sources, open_sources(evaluation, c4_split="validation", text_field=arguments.text_field)
+    train = open_sources(asked.source or (), c4_split="train", text_field=asked.text_field)
+    evaluation_source = asked.evaluation_source or ()
+    return train, open_sources(evaluation_source, c4_split="validation", text_field=asked.text_field)
 
 
-def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], Path | int]:
+def _opened(asked: Tokenizing) -> tuple[list[Source], list[Source], Path | int]:
     """The sources that train and that evaluate, and the tokenizer, or the size of one to train."""
-    sources, evaluation_sources = _sources(arguments)
-    tokenizer = parse_tokenizer_name(arguments.tokenizer)
-    if isinstance(tokenizer, int) and arguments.num_tasks > 1:
-        raise InputError(
-            f"--tokenizer {arguments.tokenizer} would train another tokenizer in every task; train one"
-            " first (the same command without --num-tasks, with --max-documents 50000 and another --out),"
-            " and give the tokenizer.json that it writes"
-        )
-    return sources, evaluation_sources, tokenizer
-
-
-def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    settings = {name: getattr(arguments, name) for name in _SETTINGS}
-    settings |= {
-        # Its name alone, as folders move; the files' SHA-256 are among the inputs.
-        "tokenizer": Path(arguments.tokenizer).name,
-        # Null at its default: older data does not record it.
-        "bos": None if arguments.bos == "auto" else arguments.bos,
-    }
-    if arguments.text_field:  # data from before there was the flag does not record it
-        settings["text_field"] = arguments.text_field
-    if arguments.evaluation_source or "c4" in arguments.source:  # nothing is split off
-        settings["evaluation_fraction"] = settings["seed"] = None
-    return settings
+    return *_sources(asked), parse_tokenizer_name(asked.tokenizer)
 
 
 def _files(
@@ -229,10 +299,9 @@ def evaluates(document_id: str, fraction: float, seed: int) -> bool:
 
 
 def sorted_documents(
-    task: Task,
+    asked: Tokenizing,
     sources: Sequence[Source],
     evaluation_sources: Sequence[Source],
-    settings: Mapping[str, Any],
     num_written: int = 0,
 ) -> Iterator[Sorted]:
     """Every document in order, those of the evaluation source first, in task 0.
@@ -244,20 +313,20 @@ def sorted_documents(
     """ID -> as what the same text counts that comes again."""
     # Every task reads them, as each must leave them out of its own training text.
     for document in read_documents(evaluation_sources):
-        if task.index == 0:
+        if asked.task_index == 0:
             yield document, "duplicate" if document.document_id in seen else EVALUATES
         seen[document.document_id] = "in_evaluation_source"
-        if len(seen) == settings["max_evaluation_documents"]:
+        if len(seen) == asked.max_evaluation_documents:
             break
     if evaluation_sources and not seen:
         raise InputError(f"no evaluation documents: {evaluation_sources[0].name} holds no text")
     # The task's part: of 10 documents in three tasks 3, 3 and 4.
-    most = len(task.run_of(range(settings["max_documents"] or sys.maxsize)))
+    most = len(asked.task.run_of(range(asked.max_documents or sys.maxsize)))
     num_train = 0
     for document in read_documents(sources):
         if num_train == most:
             return
-        is_split_off = evaluates(document.document_id, settings["evaluation_fraction"] or 0, settings["seed"])
+        is_split_off = evaluates(document.document_id, asked.evaluation_fraction or 0, asked.seed or 0)
         what = seen.get(document.document_id, EVALUATES if is_split_off else TRAINS)
         seen[document.document_id] = "duplicate"
         num_train += what == TRAINS
