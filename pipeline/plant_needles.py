@@ -20,48 +20,15 @@ With the text of `make demo` (pipeline/RECIPES.md shows how to measure the docum
       --max-documents 20
 """
 
-import argparse
-
-from sparsity_length.cli import Stage, folder_path, late, number, positive_int, random_seed
-from sparsity_length.text.needles import DEPTHS, TEMPLATES
-
-_FACTS = f"kinds of facts to plant in each text, from: {', '.join(TEMPLATES)}"
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the texts, and which needles are planted in them."""
-    add = parser.add_argument
-    add(
-        "--data",
-        type=folder_path,
-        required=True,
-        help="folder written by tokenize_c4, which supplies the texts",
-    )
-    add("--out", type=folder_path, required=True, help="folder in which to write length-<tokens>/data")
-    add(
-        "--document-lengths",
-        type=positive_int,
-        nargs="+",
-        required=True,
-        help="lengths of the documents, in tokens",
-    )
-    add("--max-documents", type=positive_int, default=400, help="largest number of texts to use")
-    add("--templates", nargs="+", choices=TEMPLATES, default=["number"], metavar="FACT", help=_FACTS)
-    add(
-        "--depths",
-        type=number(float, 0, 1),
-        nargs="+",
-        default=list(DEPTHS),
-        help="fractions of the haystack before the needle, from 0 to 1",
-    )
-    add("--seed", type=random_seed, default=0, help="random seed of the facts")
-
+from sparsity_length.cli import Stage
+from sparsity_length.text.needles import Planting, left, plant
 
 STAGE = Stage(
     __doc__,
-    add_flags,
-    run=late("sparsity_length.text.needles:plant"),
-    left=late("sparsity_length.text.needles:left"),
+    Planting.add_flags,
+    run=Planting.given_to(plant),
+    settings=Planting.given_to(lambda asked, needed: asked),
+    left=Planting.given_to(left),
 )
 
 

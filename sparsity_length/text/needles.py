@@ -3,7 +3,6 @@
 The command line, and an example, are those of plant_needles.py.
 """
 
-import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -12,10 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsity_length.cli import (
-    InputError,
-    logger,
-)
+from sparsity_length.cli import InputError, folder_path, fraction, logger, positive_int, random_seed
 from sparsity_length.results.files import (
     describe_files,
     folder_lock,
@@ -24,6 +20,7 @@ from sparsity_length.results.files import (
     write_parquet,
 )
 from sparsity_length.results.schemas import SCHEMAS
+from sparsity_length.settings import Settings, setting
 from sparsity_length.text.folder import (
     EVALUATION_FILE,
     NEEDLES_FILE,
@@ -159,41 +156,60 @@ DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Fractions of the haystack before the needle."""
 
 
-def _folders(
-    arguments: argparse.Namespace, data: TokenizedData
-) -> Iterator[tuple[int, Path, dict[str, Any]]]:
+@dataclass(frozen=True, kw_only=True)
+class Planting(Settings):
+    """Which needles are planted in which texts."""
+
+    data: Path = setting(folder_path, "folder written by tokenize_c4, which supplies the texts")
+    out: Path = setting(folder_path, "folder in which to write length-<tokens>/data")
+    document_lengths: tuple[int, ...] = setting(positive_int, "lengths of the documents, in tokens", many="+")
+    max_documents: int = setting(positive_int, "largest number of texts to use", 400)
+    templates: tuple[str, ...] = setting(
+        str,
+        f"kinds of facts to plant in each text, from: {', '.join(TEMPLATES)}",
+        ("number",),
+        many="+",
+        choices=TEMPLATES,
+        metavar="FACT",
+    )
+    depths: tuple[float, ...] = setting(
+        fraction, "fractions of the haystack before the needle, from 0 to 1", DEPTHS, many="+"
+    )
+    seed: int = setting(random_seed, "random seed of the facts", 0)
+
+    @property
+    def as_metadata(self) -> dict[str, Any]:
+        """What decides the documents of a length, beside the texts."""
+        values = super().as_metadata
+        # Left out at their defaults, as in folders from before there were others.
+        changed = [name for name in ("templates", "depths") if self.as_given[name] != getattr(Planting, name)]
+        return {name: values[name] for name in ("max_documents", "seed", *changed)}
+
+
+def _folders(asked: Planting, data: TokenizedData) -> Iterator[tuple[int, Path, dict[str, Any]]]:
     """Each length, its folder, and the configuration that the folder's content follows from."""
     inputs = [
         {"file": "train", "sha256": data.train_sha256},
         {"file": EVALUATION_FILE, "sha256": data.evaluation_sha256},
     ]
-    for length in arguments.document_lengths:
-        settings = {
-            "needles_in": length,
-            "max_documents": arguments.max_documents,
-            "seed": arguments.seed,
-        }
-        # Left out at their defaults, as in folders from before there were others.
-        if arguments.templates != ["number"]:
-            settings["templates"] = arguments.templates
-        if arguments.depths != list(DEPTHS):
-            settings["depths"] = arguments.depths
-        folder = arguments.out / f"length-{length}" / "data"
+    for length in asked.document_lengths:
+        settings = {"needles_in": length, **asked.as_metadata}
+        folder = asked.out / f"length-{length}" / "data"
         yield length, folder, {"settings": settings, "inputs": {"data": inputs}}
 
 
-def left(arguments: argparse.Namespace) -> list[str]:
+def left(asked: Planting) -> list[str]:
     """The folders that --out lacks, one of each length; those of other settings or text are refused."""
-    folders = _folders(arguments, TokenizedData.open(arguments.data))
+    folders = _folders(asked, TokenizedData.open(asked.data))
     return [str(folder) for _, folder, configuration in folders if not is_complete(folder, configuration)]
 
 
-def plant(arguments: argparse.Namespace) -> None:
+def plant(asked: Planting) -> None:
     """Plant needles, and write one folder per length."""
-    data = TokenizedData.open(arguments.data)
+    data = TokenizedData.open(asked.data)
     tokenizer = data.tokenizer()
-    with folder_lock(arguments.out, "--out"):
-        for length, folder, configuration in _folders(arguments, data):
+    with folder_lock(asked.out, "--out"):
+        for length, folder, configuration in _folders(asked, data):
             if is_complete(folder, configuration):
                 continue
             texts = [text for text in data.evaluation_documents() if len(text.token_ids) >= length]
@@ -204,10 +220,10 @@ def plant(arguments: argparse.Namespace) -> None:
                 )
             planted = [
                 document_and_row
-                for text in texts[: arguments.max_documents]
-                for template in arguments.templates
+                for text in texts[: asked.max_documents]
+                for template in asked.templates
                 for document_and_row in needle_documents(
-                    text, tokenizer, length, arguments.seed, template, arguments.depths
+                    text, tokenizer, length, asked.seed, template, asked.depths
                 )
             ]
             # Depths that fall on one place give one document.
