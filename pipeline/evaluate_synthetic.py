@@ -28,87 +28,15 @@ On a laptop, after the laptop example of train_synthetic (takes seconds):
       --results runs/demo/synthetic/results --sizes 5 10 --num-examples 20 --dependencies --largest-k 4
 """
 
-import argparse
-
-from sparsity_length.cli import Stage, folder_path, late, positive_int
-from sparsity_length.measuring.rules import CONTROLS, RULES
-from sparsity_length.synthetic.config import tested_cells
-from sparsity_length.synthetic.tasks import TASKS
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add which models are tested, at which sizes, and whether by accuracy or by dependencies."""
-    add = parser.add_argument
-    add(
-        "--task",
-        required=True,
-        choices=TASKS,
-        metavar="TASK",
-        help="name of the task; run folders of other tasks are refused",
-    )
-    add(
-        "--checkpoints",
-        type=folder_path,
-        nargs="+",
-        required=True,
-        metavar="RUN",
-        help="run folders of train_synthetic",
-    )
-    add(
-        "--results",
-        type=folder_path,
-        required=True,
-        help="results folder to write to; complete shards in it are kept",
-    )
-    add(
-        "--sizes",
-        type=positive_int,
-        nargs="+",
-        required=True,
-        help="sizes of the test examples, in the task's own unit: letters, bits, digits, assignments, or"
-        " prompt tokens",
-    )
-    add(
-        "--sparsities",
-        type=positive_int,
-        nargs="+",
-        help="values of k of the test examples, for tasks with k; a size too small for a k is skipped",
-    )
-    add("--num-examples", type=positive_int, default=1000, help="number of test examples for each size and k")
-    add(
-        "--dependencies",
-        action="store_true",
-        help="measure which tokens decide the answers, instead of the accuracy",
-    )
-    add(
-        "--rules",
-        nargs="+",
-        choices=RULES,
-        default=[
-            "attention_rollout",
-            "leave_one_out",
-            "leave_one_out_divergence",
-            "add_one_in",
-            "greedy",
-            *CONTROLS,
-        ],
-        metavar="RULE",
-        help=f"selection rules for --dependencies, from: {', '.join(RULES)}",
-    )
-    add(
-        "--largest-k",
-        type=positive_int,
-        default=8,
-        help="number of tokens that each rule selects; at least as many as truly decide",
-    )
-
+from sparsity_length.cli import Stage, late
+from sparsity_length.synthetic.config import Testing
 
 STAGE = Stage(
     __doc__,
-    add_flags,
-    run=late("sparsity_length.synthetic.testing:test"),
-    settings=tested_cells,
-    left=late("sparsity_length.synthetic.testing:left"),
+    Testing.add_flags,
+    run=Testing.given_to(late("sparsity_length.synthetic.testing:test")),
+    settings=Testing.given_to(Testing.check),
+    left=Testing.given_to(late("sparsity_length.synthetic.testing:left")),
 )
 
 

@@ -249,7 +249,7 @@ def test_neighbors_of_dape_are_not_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--task", "copy"], "not on copy"),
+        (["--task", "sparse_or"], "not on sparse_or"),
         (["--sizes", "200", "--sparsities", "1"], "num_position_ids"),
         (["--sparsities", "6"], "has k up to 5"),
         ([*DEPENDENCIES, "--sizes", "2"], "distant context"),

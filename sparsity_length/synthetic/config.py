@@ -1,7 +1,8 @@
-"""Configuration of a run of train_synthetic: task, training distribution, positions, model and optimizer.
+"""Configuration of a run of train_synthetic, and the settings of evaluate_synthetic.
 
-A YAML file has the fields of `TaskConfig`, and under `tasks` the fields that a task sets otherwise, so that
-one file serves all tasks. Flags and overrides win over both.
+A YAML file has the fields of `TaskConfig`: task, training distribution, positions, model and optimizer; and
+under `tasks` the fields that a task sets otherwise, so that one file serves all tasks. Flags and overrides
+win over both.
 
 Dimension letters: B examples of equal size, S tokens of an example, prompt and response, I position IDs
 that they need.
@@ -17,9 +18,11 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
-from sparsity_length.cli import InputError
+from sparsity_length.cli import InputError, folder_path, positive_int
+from sparsity_length.measuring.rules import CONTROLS, RULES
+from sparsity_length.settings import Settings, setting, switch
 from sparsity_length.synthetic.schemes import ATTENTION_SCHEMES
-from sparsity_length.synthetic.tasks import COUPLED_SCHEMES, TASKS, Example
+from sparsity_length.synthetic.tasks import COUPLED_SCHEMES, TASKS, TEST_STREAM, Example
 from sparsity_length.training.positions import POSITION_SCHEMES
 from sparsity_length.training.settings import (
     read_overrides,
@@ -246,28 +249,90 @@ def config_of(arguments: argparse.Namespace, needed: Sequence[Any] = ()) -> Task
     )
 
 
-def tested_cells(arguments: argparse.Namespace, configs: Sequence[TaskConfig]) -> list[Cell]:
-    """Every test size with every k that the task has room for, as evaluate_synthetic.py is asked for them.
+@dataclass(frozen=True, kw_only=True)
+class Testing(Settings):
+    """Which models of a task are tested, at which sizes, by their accuracy or by what decides answers."""
 
-    InputError for what the task, or a model that was trained so, has no room or no use for.
-    """
-    task = TASKS[arguments.task]
-    sizes = sorted(set(arguments.sizes))
-    ks = sorted(set(arguments.sparsities or ()))
-    most = task.largest_sparsity(sizes[-1])
-    if bool(ks) != bool(most) or max(ks, default=0) > most:
-        raise InputError(
-            f"--sparsities: task {arguments.task} has k up to {most} at --sizes {sizes[-1]} (0: it has none,"
-            " and the flag is left out)"
-        )
-    for config in configs:
-        if arguments.dependencies and config.positions.startswith("dape"):
+    task: str = setting(
+        str, "name of the task; run folders of other tasks are refused", choices=TASKS, metavar="TASK"
+    )
+    checkpoints: tuple[Path, ...] = setting(
+        folder_path, "run folders of train_synthetic", many="+", metavar="RUN"
+    )
+    results: Path = setting(folder_path, "results folder to write to; complete shards in it are kept")
+    sizes: tuple[int, ...] = setting(
+        positive_int,
+        "sizes of the test examples, in the task's own unit: letters, bits, digits, assignments, or prompt"
+        " tokens",
+        many="+",
+    )
+    sparsities: tuple[int, ...] | None = setting(
+        positive_int,
+        "values of k of the test examples, for tasks with k; a size too small for a k is skipped",
+        None,
+        many="+",
+    )
+    num_examples: int = setting(positive_int, "number of test examples for each size and k", 1000)
+    dependencies: bool = switch("measure which tokens decide the answers, instead of the accuracy")
+    rules: tuple[str, ...] = setting(
+        str,
+        f"selection rules for --dependencies, from: {', '.join(RULES)}",
+        (
+            "attention_rollout",
+            "leave_one_out",
+            "leave_one_out_divergence",
+            "add_one_in",
+            "greedy",
+            *CONTROLS,
+        ),
+        many="+",
+        choices=RULES,
+        metavar="RULE",
+    )
+    largest_k: int = setting(
+        positive_int, "number of tokens that each rule selects; at least as many as truly decide", 8
+    )
+
+    def resolve(self) -> dict[str, Any]:
+        """Each size and k once, ascending; InputError of k that the task does not have."""
+        sizes = tuple(sorted({*self.sizes}))
+        ks = tuple(sorted({*(self.sparsities or ())}))
+        most = TASKS[self.task].largest_sparsity(sizes[-1])
+        if bool(ks) != bool(most) or max(ks, default=0) > most:
+            raise InputError(
+                f"--sparsities: task {self.task} has k up to {most} at --sizes {sizes[-1]} (0: it has none,"
+                " and the flag is left out)"
+            )
+        return {"sizes": sizes, "sparsities": ks or None}
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Every size with every k that the task has room for."""
+        most = TASKS[self.task].largest_sparsity
+        return [(size, k) for size in self.sizes for k in self.sparsities or [None] if (k or 0) <= most(size)]
+
+    def check(self, configs: Sequence[TaskConfig]) -> None:
+        """InputError for what a model that was trained so has no room or no use for."""
+        if self.dependencies and any(config.positions.startswith("dape") for config in configs):
             raise InputError(
                 "--dependencies: DAPE mixes scores of neighbors, so that a masked token is not one left out"
             )
-    cells = [(size, k) for size in sizes for k in ks or [None] if (k or 0) <= task.largest_sparsity(size)]
-    # One example a cell is enough, as the position IDs needed follow from the size.
-    generator = np.random.default_rng(0)
-    for config, (size, k) in product(configs, cells):
-        config.ids_of(task.draw(size, [k], generator), generator, in_testing=True)
-    return cells
+        # One example a cell is enough, as the position IDs needed follow from the size.
+        generator = np.random.default_rng(0)
+        for config, (size, k) in product(configs, self.cells):
+            config.ids_of(TASKS[self.task].draw(size, [k], generator), generator, in_testing=True)
+
+    @property
+    def as_metadata(self) -> dict[str, Any]:
+        """What decides the results of a model; sizes and k are those of the cells."""
+        settings = {
+            "task": self.task,
+            "sizes": sorted({size for size, _ in self.cells}),
+            "sparsities": sorted({k for _, k in self.cells if k is not None}),
+            "num_examples": self.num_examples,
+            "test_stream": TEST_STREAM,
+        }
+        if self.dependencies:
+            rules = [rule for rule in RULES if rule in self.rules]
+            settings |= {"rules": rules, "largest_k": self.largest_k}
+        return settings

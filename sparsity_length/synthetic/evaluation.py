@@ -9,6 +9,8 @@ Dimension letters: B examples, or swaps; P tokens of a prompt, T of a response, 
 example, K largest k, V vocabulary.
 """
 
+from collections.abc import Collection
+
 import numpy as np
 import pandas as pd
 import torch
@@ -133,7 +135,7 @@ def found_dependencies(
     model: TaskLM,
     examples: list[Example],
     generator: np.random.Generator,
-    rules: list[str],
+    rules: Collection[str],
     largest_k: int,
 ) -> dict[str, pd.DataFrame]:
     """Which tokens rules select, under each ablation that they know: columns of `found_dependencies`.
