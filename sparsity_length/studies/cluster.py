@@ -20,9 +20,9 @@ from sparsity_length.measuring.rules import LEAVE_ONE_OUT_RULES
 from sparsity_length.measuring.selecting import Selecting
 from sparsity_length.measuring.settings import BesideShort, ByLength, Chunked
 from sparsity_length.studies.commands import Command
-from sparsity_length.studies.file import Study
 from sparsity_length.studies.run import WITHOUT_GPU, cpu_options, in_cluster, jobs_of
 from sparsity_length.text.tokenizer import load_tokenizer, parse_tokenizer_name
+from sparsity_length.text.tokenizing import Tokenizing
 
 TRAINING = 1e14
 """Operations per second: a third of an A100's peak in bfloat16."""
@@ -135,20 +135,19 @@ def _of_selecting(settings: Selecting) -> float:
 
 
 def estimate(
-    trainings: Mapping[str, Any], measuring: Sequence[tuple[Sequence[str], Chunked]], data: Mapping[str, Any]
+    trainings: Mapping[str, Any],
+    measuring: Sequence[tuple[Sequence[str], Chunked]],
+    text: Tokenizing | None,
 ) -> str:
-    """The estimate in a line: of trainings by name, and of (names of models, settings) that are measured.
-
-    `data` are the flags of the study's text.
-    """
-    if not trainings:
+    """The estimate in a line: of trainings by name, and of (names of models, settings) that are measured."""
+    if not trainings or text is None:
         return "no estimate: it counts studies that train OLMo models"
-    tokenizer = data.get("tokenizer") or "olmo"
-    documents = data.get("max_evaluation_documents") or 10_000
-    weights = {name: num_weights(config, tokenizer) for name, config in trainings.items()}
+    weights = {name: num_weights(config, text.tokenizer) for name, config in trainings.items()}
     training = sum(training_operations(config, weights[name]) for name, config in trainings.items())
     measured = sum(
-        2.0 * forward_tokens(settings, documents) * sum(weights.get(name, 0) for name in names)
+        2.0
+        * forward_tokens(settings, text.max_evaluation_documents)
+        * sum(weights.get(name, 0) for name in names)
         for names, settings in measuring
     )
     kept = sum(weights[name] * num_checkpoints(config) for name, config in trainings.items())
@@ -165,9 +164,7 @@ def estimate(
     )
 
 
-def check(
-    commands: Sequence[Command], study: Study, settings: Mapping[str, Any], lacking: Sequence[str]
-) -> None:
+def check(commands: Sequence[Command], settings: Mapping[str, Any], lacking: Sequence[str]) -> None:
     """Print an estimate, and what stands against submitting the study; exits with 1 if anything does.
 
     `settings` are what each command asks for, by its name; `lacking` is what there is no text for, a sentence
@@ -183,7 +180,7 @@ def check(
     jobs = jobs_of(commands)
     num_tasks = sum(job.num_tasks or 1 for job in jobs)
     sys.stdout.write(f"{len(jobs)} jobs, with the tasks of arrays {num_tasks}\n")
-    sys.stdout.write(f"{estimate(trainings, measuring, study.data)}\n")
+    sys.stdout.write(f"{estimate(trainings, measuring, settings.get('tokenize_c4'))}\n")
     against = [*lacking, *refusals(sorted({job.program for job in jobs}))]
     # What a container holds is seen in it alone.
     if not torch.backends.cuda.is_built() and "CONTAINER" not in os.environ:

@@ -241,7 +241,7 @@ def study(arguments: argparse.Namespace) -> None:
     if arguments.check:
         from sparsity_length.studies.cluster import check  # late, as torch takes seconds
 
-        check(commands, study, settings, lacking)
+        check(commands, settings, lacking)
     elif lacking:
         raise InputError("; ".join(lacking))
     elif arguments.slurm:

@@ -315,7 +315,7 @@ def test_hours_and_disk_are_counted(folder: Path) -> None:
         patch.object(cluster, "estimate", wraps=cluster.estimate) as counting,
         pytest.raises(SystemExit),  # without a cluster
     ):
-        cluster.check(commands, study, settings, lacking)
+        cluster.check(commands, settings, lacking)
     # The last measures it at two steps.
     assert [names.count("tiny-long-seed1") for names, _ in counting.call_args.args[1]] == [1, 1, 1, 2]
 
