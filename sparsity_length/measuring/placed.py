@@ -9,7 +9,6 @@ Shapes: L chunk, B near contexts of N tokens, D distant tokens; T targets, Q in 
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,17 +22,6 @@ from sparsity_length.text.chunks import Chunk
 
 DistantTexts = Mapping[str, Mapping[tuple[int, int], Prefix]]
 """Document -> how many of its first tokens, and over how many IDs -> these as they were read."""
-
-
-class Placed(NamedTuple):
-    """What a placement does to the targets: arrays [T]."""
-
-    losses: np.ndarray
-    """loss(t | this placement), nats."""
-    divergences: np.ndarray
-    """KL(p(.|near tokens) || p(.|this placement)), or from p(.|full context), nats."""
-    are_top: np.ndarray
-    """Whether the target token is the model's top prediction."""
 
 
 def distant_ids(num_distant: int, span: int) -> np.ndarray:
@@ -79,16 +67,13 @@ def measure_placements(
         Batching.for_model(model),
         placing.compared_with,
     )
-    for placement, document_id, found, entropies_T in placements:
+    for placement, document_id, measured in placements:
         columns = {
             "target_position": chunk.start + targets_T,
             "target_token_id": chunk.token_ids_L[targets_T],
             "placement": placement,
             "distant_document_id": document_id,
-            "loss": found.losses,
-            "divergence": found.divergences,
-            "entropy": entropies_T,
-            "is_top": found.are_top,
+            **measured,
         }
         yield "length_interference", columns
 
@@ -101,9 +86,9 @@ def measured_placements(
     cases: Iterable[tuple[Placement, str | None, Prefix | None]],
     batching: Batching,
     compared_with: str = NEAR,
-) -> Iterator[tuple[str, str | None, Placed, np.ndarray]]:
-    """The near tokens alone, then each case: its placement's name, the ID of the distant text, what it does
-    to the targets, and the entropies of the prediction that all are compared with, given once, then NaN.
+) -> Iterator[tuple[str, str | None, Columns]]:
+    """The near tokens alone, then each case: its placement's name, the ID of the distant text, and columns
+    of one row per target, `loss`, `divergence`, `is_top` and, of the first, `entropy`.
 
     Call order:
         predicted           the near tokens alone, as if nothing stood before them
@@ -128,7 +113,7 @@ def measured_placements(
         hidden = [hidden_states(model, rows.of_sequences(batch), prefix) for batch in batches]
         return Predictions.of(model.logits(torch.cat(hidden).flatten(0, 1)))
 
-    def placed(found: Predictions, reference: Predictions) -> Placed:
+    def placed(found: Predictions, reference: Predictions) -> dict[str, np.ndarray]:
         """What is found, and how far it is from the reference."""
         losses_T = found.losses(target_ids_T)
         divergences_T = reference.divergences(found.log_probs_TV, index_T).cpu().numpy()
@@ -138,7 +123,7 @@ def measured_placements(
             refuse_not_finite(torch.as_tensor(values_T[None]), *where, what)
         # Of two tokens that share the top, both are: no order of the vocabulary decides.
         are_top_T = losses_T == -found.log_probs_TV.amax(-1).cpu().numpy()
-        return Placed(losses_T, divergences_T, are_top_T)
+        return {"loss": losses_T, "divergence": divergences_T, "is_top": are_top_T}
 
     # Targets 90 and 99 that share 20 tokens: places 79 to 98, query rows 10 and 19.
     near_BN = targets_BQ[:, -1:] + np.arange(-num_near, 0)
@@ -166,7 +151,7 @@ def measured_placements(
     near = predicted(alone)
     full = compared_with == FULL and most > 0  # else the near tokens are the full context
     reference = predicted(behind_all(0), own_prefix(most, most)) if full else near
-    yield NEAR, None, placed(near, reference), reference.entropies_T
+    yield NEAR, None, {**placed(near, reference), "entropy": reference.entropies_T}
     for placement, document_id, distant in cases:
         number = placement.num_distant
         if placement.kind == LAST:
@@ -189,5 +174,4 @@ def measured_placements(
                 [distant_ids(number, placement.span)[:num_ahead], placement.near_start + np.arange(num_near)]
             )
             rows = Rows(chunk_L[places_BN], ids_N[None], None, num_ahead + queries_BQ)
-        found = placed(predicted(rows, distant), reference)
-        yield placement.name, document_id, found, np.full(len(targets_T), np.nan)
+        yield placement.name, document_id, placed(predicted(rows, distant), reference)

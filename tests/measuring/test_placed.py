@@ -57,13 +57,13 @@ def test_equal_to_stock_models_one_context_at_a_time(
         compared_with,
     )
     rows = [
-        (name, document_id, target, loss, kl, is_top, entropies[place])
-        for name, document_id, measured, entropies in found
-        for place, (target, loss, kl, is_top) in enumerate(zip(targets_T, *measured, strict=True))
+        (name, document_id, target, *values)
+        for name, document_id, measured in found
+        for target, *values in zip(targets_T, *measured.values(), strict=True)
     ]
     assert rows[len(targets_T) - 1][5]
     assert len(rows) == len(targets_T) * (1 + len(PLACEMENTS))
-    for name, document_id, target, loss, kl, is_top, entropy in rows:
+    for name, document_id, target, loss, kl, is_top, *entropy in rows:
         start = targets_T[-1] - num_near if are_shared else target - num_near
         own = text[start:target]
         # The whole text before the target, as any user of the model reads it.
@@ -72,7 +72,7 @@ def test_equal_to_stock_models_one_context_at_a_time(
         reference = alone if compared_with == "near" else full
         if name == "near":
             expected = alone
-            assert entropy == pytest.approx(-(np.exp(reference) * reference).sum(), abs=1e-5)
+            assert entropy == [pytest.approx(-(np.exp(reference) * reference).sum(), abs=1e-5)]
         elif (placement := Placement.parse(name)).kind == "last":
             expected = log_probs(own[-2:], np.arange(len(own))[-2:])
         else:
@@ -119,5 +119,5 @@ def test_near_tokens_that_are_all_there_is_are_the_full_context() -> None:
     found = measured_placements(
         HuggingFaceCausalLM(make_model("gpt2")), TEXT, np.array([[8]]), 8, cases, Batching(20), "full"
     )
-    near, whole, few = (float(measured.divergences[0]) for _, _, measured, _ in found)
+    near, whole, few = (float(measured["divergence"][0]) for _, _, measured in found)
     assert max(near, whole) < 1e-6 < 1e-3 < few
