@@ -42,7 +42,7 @@ from sparsity_length.text.tokenizer import load_tokenizer
 TEXT = "The cat sat on a mat, and the cat that sat there saw a naïve 👩‍👩‍👧 in the مرحبا e\u0301. "
 FOREIGN = "a dog ran over the hill and a cow saw the dog, the hill and the sun. " * 8
 S = 4
-L = 40
+L = 30
 DATA = re.compile('<script type="application/json" id="data">(.*?)</script>')
 HOSTILE = "red \x1b[31m alert \x07 \x9b31m turned \u202e round \u2066 and back again, again and again"
 
@@ -121,7 +121,7 @@ def test_windows_begin_where_they_are_said_to(
         assert row.window_short_loss == pytest.approx(loss, abs=2e-5)
 
 
-BEFORE = "a mat and the cat that sat there saw a "
+BEFORE = "a mat and the cat saw a "
 
 
 @pytest.mark.parametrize(
@@ -386,13 +386,13 @@ def explained_within(budget: float, model: Path) -> tuple[Explanation, float]:
 
     clock = mock.Mock(monotonic=lambda: sum(nums) / PER_SECOND)
     with mock.patch.object(CausalLM, "_run", counted), mock.patch.object(explanation, "time", clock):
-        found = explain(TEXT, model, short_context_length=S, unit="token", budget=budget)
+        found = explain(TEXT, model, **FLAGS, long_context_length=L, budget=budget)
     return found, sum(nums) / PER_SECOND
 
 
 def test_a_budget_is_kept(model: Path) -> None:
     nums = []
-    for budget in (3600, 8, 4):
+    for budget in (3600, 4, 2):
         found, seconds = explained_within(budget, model)
         assert seconds <= 1.1 * budget
         nums.append(len(found.targets))
@@ -406,8 +406,8 @@ def test_a_budget_ends_a_prediction_that_takes_longer_than_thought(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(explanation, "likely_tokens", lambda *about: 0)
-    found, seconds = explained_within(2.5, model)
-    assert seconds <= 2.5 and not found.targets and "Explained: 0 of " in str(found)
+    found, seconds = explained_within(1.1, model)
+    assert seconds <= 1.1 and not found.targets and "Explained: 0 of " in str(found)
 
 
 def test_without_a_budget_there_is_a_page(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,7 +218,7 @@ def test_the_bar_of_losses_moves_within_a_chunk_and_ends_at_its_total(
 
 
 def test_many_texts_give_a_list_of_what_each_gives_alone(llama: Path) -> None:
-    texts = [TEXT, TEXT[10:60]]
+    texts = [TEXT[:50], TEXT[10:50]]
     asked = {"short_context_length": S, "targets": 2, "budget": 3600}
     with mock.patch.object(given, "load_causal_lm", wraps=given.load_causal_lm) as load:
         many = explain(iter(texts), str(llama), **asked)
