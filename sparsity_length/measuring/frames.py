@@ -246,7 +246,7 @@ def influential_tokens(
             with the number of targets, and with the square of the length of a chunk.
         screen: of the tokens before each run of neighboring targets, how many the rules leave_one_out and
             leave_one_out_divergence leave out, those with the largest estimated effects on any of them, so
-            that time grows about linearly; None: every token of a chunk up to 2,048 tokens, 16 beyond.
+            that time grows about linearly; None: every token of a chunk up to 2,048 tokens, 32 beyond.
         rule: which ranks the distant tokens; `sparsity influential_tokens --help` lists them.
         search_swaps, trial_swaps: under "swap", how many other texts stand in while sources are chosen (0:
             tokens are removed), and among how many others these are then tried; means over them.

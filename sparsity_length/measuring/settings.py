@@ -35,7 +35,7 @@ MINIMUM_GAIN = 0.1
 """Nats of gain below which there is nothing to recover."""
 LONGEST_EXACT = 2048
 """Tokens of the long context up to which rules leave_one_out* leave out every distant token by default."""
-SHORT_LIST = 16
+SHORT_LIST = 32
 """Tokens of a chunk that they leave out beyond that."""
 LAST = "last"
 NEAR = "near"

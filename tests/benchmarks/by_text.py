@@ -30,20 +30,24 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def measured_texts(
-    arguments: argparse.Namespace, measured: Callable[[str, TokenizedText], dict[str, Any]]
+    arguments: argparse.Namespace, measured: Callable[[str, TokenizedText], dict[str, Any]], **key: Any
 ) -> list[dict[str, Any]]:
-    """The numbers of all texts, by a function of the model's folder or name, and a text."""
+    """The numbers of all texts, by a function of the model's folder or name, and a text.
+
+    `key` tells lines of one text apart.
+    """
     model = arguments.model or str(model_folder("smollm2"))
     tokenizer = GivenModel(model).tokenizer()
-    rows = [json.loads(line) for line in arguments.out.open()] if arguments.out.exists() else []
+    lines = [json.loads(line) for line in arguments.out.open()] if arguments.out.exists() else []
+    rows = [line for line in lines if line.items() >= key.items()]
     known = {row["text"] for row in rows}
     documents = read_documents(open_sources([arguments.source], c4_split="validation"))
     read = (tokenizer.read(document.text[: 12 * arguments.length]) for document in documents)
     long_enough = (text for text in read if len(text.token_ids_N) >= arguments.length)
     for number, text in zip(range(arguments.texts), long_enough, strict=False):
         if number >= arguments.first and number not in known:
-            rows.append({"text": number, **measured(model, text)})
+            rows.append({"text": number, **key, **measured(model, text)})
             with arguments.out.open("a") as out:
                 out.write(json.dumps(rows[-1]) + "\n")
-            sys.stderr.write(f"{number + 1} of {arguments.texts}: {rows[-1]}\n")
+            sys.stderr.write(f"{number + 1} of {arguments.texts} {key}\n")
     return rows

@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from sparsity_length.cli import Stage
-from sparsity_length.measuring import contexts, far_context, rules, search, settings, sparsity
+from sparsity_length.measuring import contexts, far_context, rules, settings, sparsity
 from sparsity_length.models import given
 from sparsity_length.text.tokenizer import TokenizedText
 
@@ -38,54 +38,44 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--screens", type=int, nargs="+", default=[16, 32], help="N: tokens left out exactly")
 
 
-def measured(arguments: argparse.Namespace, name: str, text: TokenizedText) -> dict[str, Any]:
-    """The numbers of one text, by N."""
+def measured(
+    arguments: argparse.Namespace, num_exact: int | None, name: str, text: TokenizedText
+) -> dict[str, Any]:
+    """The ranking of each target's distant tokens by the KL, [T, 128], its `mean_log2_k`, and its cost."""
     text_L = text.token_ids_N[: arguments.length]
     found = given.GivenModel(name)
     model = found.ready(len(text_L), [text_L], found.tokenizer(), text.bos_token_ids)
     lengths = settings.ContextLengths(arguments.short, len(text_L), 64, 8)
     batching = contexts.Batching.for_model(model)
-    far = far_context.FarContext(model, lengths, batching, text_L, text_L)
-    sequence = contexts.own_context(text_L, lengths)
-    full = contexts.full_pass(model, sequence)
-
-    def searched(num_exact: int | None) -> tuple[np.ndarray, int]:
-        """The ranking of each target's distant tokens by the KL, [T, 128], and forward tokens."""
-        before = model.num_rows_run
-        _, scores_2TF = search.leave_one_out(model, sequence, batching, full, (None,), num_exact)
-        return rules.ranked(scores_2TF[1], KS[-1]), model.num_rows_run - before
-
-    def doublings(ranking_TK: np.ndarray) -> float:
-        left_TJ = far_context.sparse_contexts(far, {"rule": (ranking_TK, KS)})["rule"].divergences[..., 0]
-        shares_TJ = 1 - left_TJ / far.short.divergences[:, None]
-        return float(sparsity.mean_log2_k(shares_TJ, np.array(KS), lengths.num_far_tokens_T).mean())
-
-    exact_TK, exact_tokens = searched(None)
-    numbers: dict[str, Any] = {"exact_tokens": exact_tokens, "exact_doublings": doublings(exact_TK)}
-    for num_exact in arguments.screens:
-        found_TK, tokens = searched(num_exact)
-        pairs = zip(exact_TK[:, :TOP], found_TK[:, :TOP], strict=True)
-        shared_T = [len({*one_K} & {*other_K}) for one_K, other_K in pairs]
-        numbers[str(num_exact)] = {
-            "recall": float(np.mean(shared_T)) / TOP,
-            "top_1": float((exact_TK[:, 0] == found_TK[:, 0]).mean()),
-            "doublings": doublings(found_TK),
-            "tokens": tokens,
-        }
-    return numbers
+    far = far_context.FarContext(model, lengths, batching, text_L, text_L, screen=num_exact)
+    scores_TF = far.necessity.divergences
+    tokens = model.num_rows_run
+    ranking_TK = rules.ranked(scores_TF, KS[-1])
+    left_TJ = far_context.sparse_contexts(far, {"rule": (ranking_TK, KS)})["rule"].divergences[..., 0]
+    shares_TJ = 1 - left_TJ / far.short.divergences[:, None]
+    doublings_T = sparsity.mean_log2_k(shares_TJ, np.array(KS), lengths.num_far_tokens_T)
+    return {"ranking": ranking_TK.tolist(), "doublings": float(doublings_T.mean()), "tokens": tokens}
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Measure the texts that are missing, and print the means of all."""
-    rows = by_text.measured_texts(arguments, partial(measured, arguments))
-    exact = pd.DataFrame(rows)[["exact_tokens", "exact_doublings"]].mean()
-    for screen in arguments.screens:
-        means = pd.DataFrame([row[str(screen)] for row in rows]).mean()
+    exact, *screens = (
+        pd.DataFrame(by_text.measured_texts(arguments, partial(measured, arguments, screen), screen=screen))
+        for screen in (None, *arguments.screens)
+    )
+    for screen, found in zip(arguments.screens, screens, strict=True):
+        pairs = [
+            (of_exact[:TOP], of_found[:TOP])
+            for of_text in zip(exact["ranking"], found["ranking"], strict=True)
+            for of_exact, of_found in zip(*of_text, strict=True)
+        ]
+        recall = np.mean([len({*one} & {*other}) / TOP for one, other in pairs])
+        top_1 = np.mean([one[0] == other[0] for one, other in pairs])
+        doublings = found["doublings"].mean() - exact["doublings"].mean()
         sys.stdout.write(
-            f"{len(rows)} texts of {arguments.length} tokens, --screen {screen}:"
-            f" recall {means['recall']:.2f}, top 1 {means['top_1']:.2f},"
-            f" {means['doublings'] - exact['exact_doublings']:+.2f} doublings,"
-            f" {means['tokens'] / exact['exact_tokens']:.3f} of the exact search's forward tokens\n"
+            f"{len(found)} texts of {arguments.length} tokens, --screen {screen}:"
+            f" recall {recall:.2f}, top 1 {top_1:.2f}, {doublings:+.2f} doublings,"
+            f" {found['tokens'].sum() / exact['tokens'].sum():.3f} of the exact search's forward tokens\n"
         )
 
 

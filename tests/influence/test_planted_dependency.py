@@ -188,7 +188,7 @@ def test_scores_that_are_no_numbers_come_last_of_the_distant_tokens() -> None:
     ("length", "asked", "rules", "screen"),
     [
         (2048, None, DEFAULT_RULES, None),
-        (2049, None, DEFAULT_RULES, 16),
+        (2049, None, DEFAULT_RULES, 32),
         (2049, None, ("recency",), None),
         (2049, 64, ("recency", "leave_one_out"), 64),
         # Of 64 tokens 48 stand before the first target, 32 of them distant: there is room for all.
