@@ -36,7 +36,7 @@ MINIMUM_GAIN = 0.1
 LONGEST_EXACT = 2048
 """Tokens of the long context up to which rules leave_one_out* leave out every distant token by default."""
 SHORT_LIST = 32
-"""Tokens of a chunk that they leave out beyond that."""
+"""Tokens before each run of neighboring targets that they leave out beyond that."""
 LAST = "last"
 NEAR = "near"
 """Kinds of placement beside own and swap, distant tokens of the same text and of another: fewer near tokens,

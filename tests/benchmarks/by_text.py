@@ -49,5 +49,6 @@ def measured_texts(
             rows.append({"text": number, **key, **measured(model, text)})
             with arguments.out.open("a") as out:
                 out.write(json.dumps(rows[-1]) + "\n")
-            sys.stderr.write(f"{number + 1} of {arguments.texts} {key}\n")
+            which = [f"text {number + 1} of {arguments.texts}", *(f"{name} {key[name]}" for name in key)]
+            sys.stderr.write(f"{', '.join(which)}\n")
     return rows
