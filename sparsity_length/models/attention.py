@@ -17,6 +17,9 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from sparsity_length.models.interface import KeysAndValues, Running, joined, visibility_with_prefix
 
+_SCORES_PER_BLOCK = 1 << 26
+"""Where scores are made one by one: 256 MiB. All of 12,288 tokens and 9 heads are 5 GiB, several times."""
+
 
 def attention_and_log_sum_exp(
     query_BHSE: torch.Tensor,
@@ -130,8 +133,7 @@ def attend(
             _attend_apart   if `_goes_apart`: a shared prefix and own rows apart, then merged
             scaled_dot_product_attention
                             else, of both, joined
-        running.change, softcap, mask, softmax, sink, running.watch
-                            else scores and weights of both, joined, step by step
+        for each block of rows: scores of both, joined, running.change, _weights, running.watch
 
     Args:
         visible: as `running.visible_B1SK`, which may be narrowed in some layers.
@@ -164,26 +166,43 @@ def attend(
         )
     visible = visibility_with_prefix(visible, *num_rows_and_keys, query_BHSE.device)
     scale = scale or query_BHSE.shape[-1] ** -0.5
-    scores_BHSK = query_BHSE.float() @ key_BHKE.float().transpose(-1, -2)
-    scores_BHSK = scores_BHSK * scale
-    if running.change is not None:
-        seen = layer, scores_BHSK, visible, query_BHSE.float() * scale, key_BHKE.float()
-        scores_BHSK = running.change(*seen)
+    batch_size, num_heads, num_rows, _ = query_BHSE.shape
+    num_at_once = num_rows
+    if running.watch is None:  # which is shown a layer as a whole
+        num_at_once = max(1, _SCORES_PER_BLOCK // (batch_size * num_heads * key_BHKE.shape[2]))
+    key_BHKE = key_BHKE.float()
+    parts = []
+    for start in range(0, num_rows, num_at_once):
+        rows = slice(start, start + num_at_once)
+        query_BHRE = query_BHSE[:, :, rows].float()
+        scores_BHRK = query_BHRE @ key_BHKE.transpose(-1, -2) * scale
+        seen = visible[..., rows, :]
+        if running.change is not None:
+            scores_BHRK = running.change(layer, rows, scores_BHRK, seen, query_BHRE * scale, key_BHKE)
+        weights_BHRK = _weights(scores_BHRK, seen, softcap, sink_H)
+        if running.watch is not None:
+            running.watch(weights_BHRK)
+        parts.append(weights_BHRK.to(value_BHKE.dtype) @ value_BHKE)
+    return torch.cat(parts, dim=2)
+
+
+def _weights(
+    scores_BHRK: torch.Tensor, visible: torch.Tensor, softcap: float | None, sink_H: torch.Tensor | None
+) -> torch.Tensor:
+    """What each of R rows attends to, [B, H, R, K]; see `attend`."""
     if softcap is not None:
-        scores_BHSK = softcap * torch.tanh(scores_BHSK / softcap)
+        scores_BHRK = softcap * torch.tanh(scores_BHRK / softcap)
     if visible.dtype == torch.bool:
-        scores_BHSK = scores_BHSK.masked_fill(~visible, -math.inf)
+        scores_BHRK = scores_BHRK.masked_fill(~visible, -math.inf)
     else:
-        scores_BHSK = scores_BHSK + visible
-    weights_BHSK = scores_BHSK.softmax(-1)
+        scores_BHRK = scores_BHRK + visible
+    weights_BHRK = scores_BHRK.softmax(-1)
     if sink_H is not None:
-        log_sums_BHS1 = scores_BHSK.logsumexp(-1, keepdim=True)
+        log_sums_BHR1 = scores_BHRK.logsumexp(-1, keepdim=True)
         # With Z the sum of exp(score), each weight becomes exp(score) / (Z + exp(sink)) = softmax times
         # Z / (Z + exp(sink)), and that factor is sigmoid(ln Z - sink): rows sum to less than 1.
-        weights_BHSK = weights_BHSK * torch.sigmoid(log_sums_BHS1 - sink_H.float()[:, None, None])
-    if running.watch is not None:
-        running.watch(weights_BHSK)
-    return weights_BHSK.to(value_BHKE.dtype) @ value_BHKE
+        weights_BHRK = weights_BHRK * torch.sigmoid(log_sums_BHR1 - sink_H.float()[:, None, None])
+    return weights_BHRK
 
 
 def _of_each_head(num_heads: int, shared_BGKE: torch.Tensor) -> torch.Tensor:

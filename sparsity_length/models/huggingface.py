@@ -218,22 +218,23 @@ class HuggingFaceCausalLM(CausalLM):
         query_ids_BS: torch.Tensor,
         key_ids_BK: torch.Tensor,
         layer: int,
-        scores_BHSK: torch.Tensor,
+        rows: slice,
+        scores_BHRK: torch.Tensor,
         visible: torch.Tensor,
-        query_BHSE: torch.Tensor,
+        query_BHRE: torch.Tensor,
         key_BHKE: torch.Tensor,
     ) -> torch.Tensor:
         """The scores, at `_stair`'s distances if a key is far from its query; see `ScoreChange`."""
         if self._stair is None or not self._rotates[layer]:
-            return scores_BHSK
+            return scores_BHRK
         # Layers may be spread over devices, and position IDs are where the first one is.
-        query_ids_BS = query_ids_BS.to(scores_BHSK.device)
-        key_ids_BK = key_ids_BK.to(scores_BHSK.device)
-        far_query_ids_BS, far_key_ids_BK = self._stair.far_ids(query_ids_BS, key_ids_BK)
-        query_BHSE = self._rotated(layer, query_BHSE, far_query_ids_BS - query_ids_BS)
+        query_ids_BR = query_ids_BS[:, rows].to(scores_BHRK.device)
+        key_ids_BK = key_ids_BK.to(scores_BHRK.device)
+        far_query_ids_BR, far_key_ids_BK = self._stair.far_ids(query_ids_BR, key_ids_BK)
+        query_BHRE = self._rotated(layer, query_BHRE, far_query_ids_BR - query_ids_BR)
         key_BHKE = self._rotated(layer, key_BHKE, far_key_ids_BK - key_ids_BK)
-        is_far_BSK = query_ids_BS[..., None] - key_ids_BK[:, None] >= self._stair.near
-        return torch.where(is_far_BSK[:, None], query_BHSE @ key_BHKE.transpose(-1, -2), scores_BHSK)
+        is_far_BRK = query_ids_BR[..., None] - key_ids_BK[:, None] >= self._stair.near
+        return torch.where(is_far_BRK[:, None], query_BHRE @ key_BHKE.transpose(-1, -2), scores_BHRK)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scaled and soft-capped as the family does."""

@@ -38,9 +38,9 @@ Watch = Callable[[torch.Tensor], None]
 """Looks at a layer's attention, float32 [B, H, S, K]: a row sums to 1, or to less beside a sink."""
 
 
-ScoreChange = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(layer, scores [B, H, S, K], visibility, queries [B, H, S, E] times the scale, keys [B, H, K, E]), float32
--> scores, before softcap and visibility. It needs all scores, so no fused kernel runs."""
+ScoreChange = Callable[[int, slice, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(layer, which rows of the pass, their scores [B, H, R, K], visibility, queries [B, H, R, E] times the
+scale, keys [B, H, K, E]), float32 -> scores, before softcap and visibility. No fused kernel shows them."""
 
 
 def to_device(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -65,15 +65,16 @@ class Dape(nn.Module):
         self,
         bias_BHSK: torch.Tensor | None,
         layer: int,
-        scores_BHSK: torch.Tensor,
+        rows: slice,
+        scores_BHRK: torch.Tensor,
         visible: torch.Tensor,
         *_: torch.Tensor,
     ) -> torch.Tensor:
-        maps = [scores_BHSK]
+        maps = [scores_BHRK]
         if bias_BHSK is not None:
-            maps.append(bias_BHSK.expand_as(scores_BHSK))
-        seen_BCSK = torch.cat(maps, dim=1).masked_fill(~visible, 0.0)
-        return sum(maps) + self.of_layers[layer](pad(seen_BCSK, (2, 0)))
+            maps.append(bias_BHSK[:, :, rows].expand_as(scores_BHRK))
+        seen_BCRK = torch.cat(maps, dim=1).masked_fill(~visible, 0.0)
+        return sum(maps) + self.of_layers[layer](pad(seen_BCRK, (2, 0)))
 
 
 def largest(num_keys: int, running: Running, position_ids_BS: torch.Tensor) -> Running:
@@ -87,12 +88,12 @@ def largest(num_keys: int, running: Running, position_ids_BS: torch.Tensor) -> R
 
 
 def _keep_largest(
-    num_keys: int, layer: int, scores_BHSK: torch.Tensor, visible: torch.Tensor, *_: torch.Tensor
+    num_keys: int, layer: int, rows: slice, scores_BHRK: torch.Tensor, visible: torch.Tensor, *_: torch.Tensor
 ) -> torch.Tensor:
     is_bool = visible.dtype == torch.bool
-    seen_BHSK = scores_BHSK.masked_fill(~visible, -math.inf) if is_bool else scores_BHSK + visible
-    least_BHS1 = seen_BHSK.topk(min(num_keys, seen_BHSK.shape[-1])).values[..., -1:]
-    return scores_BHSK.masked_fill(seen_BHSK < least_BHS1, -math.inf)
+    seen_BHRK = scores_BHRK.masked_fill(~visible, -math.inf) if is_bool else scores_BHRK + visible
+    least_BHR1 = seen_BHRK.topk(min(num_keys, seen_BHRK.shape[-1])).values[..., -1:]
+    return scores_BHRK.masked_fill(seen_BHRK < least_BHR1, -math.inf)
 
 
 def scheme_of(positions: str, model: Any) -> Scheme:

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from sparsity_length import explain, influential_tokens, losses
 from sparsity_length.cli import InputError
+from sparsity_length.models import attention
 from sparsity_length.models.huggingface import load_hugging_face
 from sparsity_length.models.load import Loading, find_model, load_causal_lm
 from sparsity_length.models.rope import RopeScaling, Stair
@@ -72,10 +73,14 @@ def test_stair_positions_by_hand() -> None:
     assert (query - keys).tolist() == [6, 6, 6, 5, 5, 5, 4, 4]
 
 
+@pytest.mark.parametrize("scores_per_block", [300, 1 << 26])
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "cohere", "gemma3"])
 @torch.inference_mode()
-def test_stair_positions_are_those_of_a_stock_model_that_is_given_them(family: str, tmp_path: Path) -> None:
+def test_stair_positions_are_those_of_a_stock_model_that_is_given_them(
+    family: str, scores_per_block: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """One layer, where only the last row attends in a way that counts: its keys may stand anywhere."""
+    monkeypatch.setattr(attention, "_SCORES_PER_BLOCK", scores_per_block)
     fields = {"layer_types": ["full_attention"]} if family == "gemma3" else {}
     make_model(family, num_hidden_layers=1, **fields).save_pretrained(tmp_path)
     lm = load_hugging_face(tmp_path, device=CPU, num_positions=200, rope=RopeScaling.parse("stair:5:4"))

@@ -278,7 +278,12 @@ def scores_of(scheme: Scheme, scores: list[list[list[float]]]) -> torch.Tensor:
     visible = torch.ones(1, 1, 3, 3, dtype=torch.bool).tril()
     running = Running(Prefix((), torch.zeros(1, 0)), torch.tensor([[0, 1, 5]]), None, None, None)
     change = scheme(running, running.position_ids_BK).change
-    return change(0, scores_1HSK, visible, scores_1HSK, scores_1HSK).masked_fill(~visible, 0)[0]
+    parts = []
+    for row in range(3):  # as if each row were a block
+        rows = slice(row, row + 1)
+        scores_1HRK = scores_1HSK[:, :, rows]
+        parts.append(change(0, rows, scores_1HRK, visible[:, :, rows], scores_1HRK, scores_1HSK))
+    return torch.cat(parts, dim=2).masked_fill(~visible, 0)[0]
 
 
 def test_the_largest_scores_by_hand() -> None:
