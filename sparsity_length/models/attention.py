@@ -164,25 +164,30 @@ def attend(
         return scaled_dot_product_attention(
             query_BHSE, key_BHKE, value_BHKE, attn_mask=visible, is_causal=visible is None, scale=scale
         )
+    is_causal = visible is None
     visible = visibility_with_prefix(visible, *num_rows_and_keys, query_BHSE.device)
     scale = scale or query_BHSE.shape[-1] ** -0.5
     batch_size, num_heads, num_rows, _ = query_BHSE.shape
+    num_keys = key_BHKE.shape[2]
     num_at_once = num_rows
     if running.watch is None:  # which is shown a layer as a whole
-        num_at_once = max(1, _SCORES_PER_BLOCK // (batch_size * num_heads * key_BHKE.shape[2]))
+        num_at_once = max(1, _SCORES_PER_BLOCK // (batch_size * num_heads * num_keys))
     key_BHKE = key_BHKE.float()
     parts = []
     for start in range(0, num_rows, num_at_once):
-        rows = slice(start, start + num_at_once)
+        rows = slice(start, min(start + num_at_once, num_rows))
+        # Keys up to the block's last row.
+        seen = slice(num_keys - num_rows + rows.stop if is_causal else num_keys)
         query_BHRE = query_BHSE[:, :, rows].float()
-        scores_BHRK = query_BHRE @ key_BHKE.transpose(-1, -2) * scale
-        seen = visible[..., rows, :]
+        visible_of_rows = visible[..., rows, seen]
+        key = key_BHKE[:, :, seen]
+        scores_BHRK = query_BHRE @ key.transpose(-1, -2) * scale
         if running.change is not None:
-            scores_BHRK = running.change(layer, rows, scores_BHRK, seen, query_BHRE * scale, key_BHKE)
-        weights_BHRK = _weights(scores_BHRK, seen, softcap, sink_H)
+            scores_BHRK = running.change(layer, rows, scores_BHRK, visible_of_rows, query_BHRE * scale, key)
+        weights_BHRK = _weights(scores_BHRK, visible_of_rows, softcap, sink_H)
         if running.watch is not None:
             running.watch(weights_BHRK)
-        parts.append(weights_BHRK.to(value_BHKE.dtype) @ value_BHKE)
+        parts.append(weights_BHRK.to(value_BHKE.dtype) @ value_BHKE[:, :, seen])
     return torch.cat(parts, dim=2)
 
 

@@ -229,7 +229,7 @@ class HuggingFaceCausalLM(CausalLM):
             return scores_BHRK
         # Layers may be spread over devices, and position IDs are where the first one is.
         query_ids_BR = query_ids_BS[:, rows].to(scores_BHRK.device)
-        key_ids_BK = key_ids_BK.to(scores_BHRK.device)
+        key_ids_BK = key_ids_BK[:, : key_BHKE.shape[2]].to(scores_BHRK.device)
         far_query_ids_BR, far_key_ids_BK = self._stair.far_ids(query_ids_BR, key_ids_BK)
         query_BHRE = self._rotated(layer, query_BHRE, far_query_ids_BR - query_ids_BR)
         key_BHKE = self._rotated(layer, key_BHKE, far_key_ids_BK - key_ids_BK)

@@ -40,7 +40,8 @@ Watch = Callable[[torch.Tensor], None]
 
 ScoreChange = Callable[[int, slice, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(layer, which rows of the pass, their scores [B, H, R, K], visibility, queries [B, H, R, E] times the
-scale, keys [B, H, K, E]), float32 -> scores, before softcap and visibility. No fused kernel shows them."""
+scale, keys [B, H, K, E]), float32 -> scores, before softcap and visibility. Keys are the first K that there
+are, up to the last row's own if nothing else is said. No fused kernel shows scores."""
 
 
 def to_device(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -72,7 +72,7 @@ class Dape(nn.Module):
     ) -> torch.Tensor:
         maps = [scores_BHRK]
         if bias_BHSK is not None:
-            maps.append(bias_BHSK[:, :, rows].expand_as(scores_BHRK))
+            maps.append(bias_BHSK[:, :, rows, : scores_BHRK.shape[-1]].expand_as(scores_BHRK))
         seen_BCRK = torch.cat(maps, dim=1).masked_fill(~visible, 0.0)
         return sum(maps) + self.of_layers[layer](pad(seen_BCRK, (2, 0)))
 

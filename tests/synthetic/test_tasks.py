@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from hand_made_models import EvidenceLM
+from torch.nn.functional import pad
 
 from sparsity_length.cli import InputError
 from sparsity_length.measuring.far_context import FarContext
@@ -281,9 +282,11 @@ def scores_of(scheme: Scheme, scores: list[list[list[float]]]) -> torch.Tensor:
     parts = []
     for row in range(3):  # as if each row were a block
         rows = slice(row, row + 1)
-        scores_1HRK = scores_1HSK[:, :, rows]
-        parts.append(change(0, rows, scores_1HRK, visible[:, :, rows], scores_1HRK, scores_1HSK))
-    return torch.cat(parts, dim=2).masked_fill(~visible, 0)[0]
+        scores_1HRK = scores_1HSK[:, :, rows, : row + 1]
+        seen = visible[:, :, rows, : row + 1]
+        changed = change(0, rows, scores_1HRK, seen, scores_1HRK, scores_1HSK).masked_fill(~seen, 0)
+        parts.append(pad(changed, (0, 2 - row)))
+    return torch.cat(parts, dim=2)[0]
 
 
 def test_the_largest_scores_by_hand() -> None:
