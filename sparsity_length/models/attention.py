@@ -133,7 +133,8 @@ def attend(
             _attend_apart   if `_goes_apart`: a shared prefix and own rows apart, then merged
             scaled_dot_product_attention
                             else, of both, joined
-        for each block of rows: scores of both, joined, running.change, _weights, running.watch
+        _attend_in_blocks   else, of blocks of rows: scores of both, joined, running.change, _weights,
+                            running.watch
 
     Args:
         visible: as `running.visible_B1SK`, which may be narrowed in some layers.
@@ -164,23 +165,38 @@ def attend(
         return scaled_dot_product_attention(
             query_BHSE, key_BHKE, value_BHKE, attn_mask=visible, is_causal=visible is None, scale=scale
         )
-    is_causal = visible is None
-    visible = visibility_with_prefix(visible, *num_rows_and_keys, query_BHSE.device)
-    scale = scale or query_BHSE.shape[-1] ** -0.5
+    qkv = query_BHSE, key_BHKE, value_BHKE
+    return _attend_in_blocks(
+        running, layer, qkv, visible, scale or query_BHSE.shape[-1] ** -0.5, softcap, sink_H
+    )
+
+
+def _attend_in_blocks(
+    running: Running,
+    layer: int,
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    visible: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sink_H: torch.Tensor | None,
+) -> torch.Tensor:
+    """`attend`, score by score, for blocks of R rows."""
+    query_BHSE, key_BHKE, value_BHKE = qkv
     batch_size, num_heads, num_rows, _ = query_BHSE.shape
     num_keys = key_BHKE.shape[2]
+    is_causal = visible is None
+    visible = visibility_with_prefix(visible, num_rows, num_keys, query_BHSE.device)
     num_at_once = num_rows
     if running.watch is None:  # which is shown a layer as a whole
         num_at_once = max(1, _SCORES_PER_BLOCK // (batch_size * num_heads * num_keys))
-    key_BHKE = key_BHKE.float()
     parts = []
     for start in range(0, num_rows, num_at_once):
         rows = slice(start, min(start + num_at_once, num_rows))
         # Keys up to the block's last row.
         seen = slice(num_keys - num_rows + rows.stop if is_causal else num_keys)
         query_BHRE = query_BHSE[:, :, rows].float()
+        key = key_BHKE[:, :, seen].float()
         visible_of_rows = visible[..., rows, seen]
-        key = key_BHKE[:, :, seen]
         scores_BHRK = query_BHRE @ key.transpose(-1, -2) * scale
         if running.change is not None:
             scores_BHRK = running.change(layer, rows, scores_BHRK, visible_of_rows, query_BHRE * scale, key)
