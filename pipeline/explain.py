@@ -12,12 +12,13 @@
    KL(p(.|whole) || p(.|swapped)) and written at once.
 2. It then explains the predictions with the largest such effect, one after another. The near tokens of a
    prediction, exactly those of --short-context-length, are never sources. Groups of about 32 tokens are put
-   back into another document's text: candidates are those without which the prediction changes most, or which
-   alone restore most of it. The program gives up the candidate that the others can best do without, until
-   --sources are left and each is needed. Then it shortens them at both ends as long as 95% of the effect
-   that they restore is left. So a source is a few words in a row, or one (--unit: whole sentences). All of
-   this is estimated from the sources and the near tokens alone. The search never looks at the target token,
-   unless several tokens are explained as a whole.
+   back into another document's text. The program gives up the far ones if the nearer ones restore 99% of what
+   all restore. Candidates are those without which the prediction changes most, or which alone restore most of
+   it. It gives up the candidate that the others can best do without, until --sources are left and each is
+   needed. Then it shortens them at both ends as long as 95% of the effect that they restore is left. So a
+   source is a few words in a row, or one (--unit: whole sentences). All of this is estimated from the sources
+   and the near tokens alone. The search never looks at the target token, unless several tokens are explained
+   as a whole.
 3. Finally it puts the sources back into the text of two other documents, which the search has not seen, and
    measures the fraction of the total effect that they recover. A prediction whose sources recover less than
    10% has "no source". It also swaps each source alone: a source is "needed" if that causes at least 10% of

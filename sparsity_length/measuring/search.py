@@ -56,7 +56,7 @@ BRANCHES = 4
 NUM_CANDIDATES = 6
 """Groups that may hold sources; more if more sources are asked for."""
 KEPT_BY_FEWER = 0.99
-"""Fraction of what the candidates restore that must be left when some of them are given up."""
+"""Fraction of what groups restore that must be left when some of them are given up."""
 KEPT_BY_SHORTER = 0.95
 """Fraction of what the rest restores that must be left when it is shortened."""
 
@@ -320,8 +320,19 @@ def _foremost(remaining: Remaining, spans_V2: np.ndarray, num: int) -> np.ndarra
     """The spans that the others can do without the least, or that alone restore most; so many, ascending.
 
     Of evidence that is given twice no copy is missed, and of two tokens needed together neither helps alone.
+    Only the last spans are candidates, if without the others `KEPT_BY_FEWER` of the effect is left.
     """
-    nothing, everything = remaining([spans_V2[:0], spans_V2])
+    sizes = [num << doublings for doublings in range(8) if num << doublings < len(spans_V2)]
+    last = [spans_V2[-size:] for size in sizes]
+    nothing, everything, *of_last = remaining([spans_V2[:0], spans_V2, *last])
+    enough = nothing - KEPT_BY_FEWER * (nothing - everything)
+    for of_these, these_N2 in zip(of_last, last, strict=True):
+        if of_these <= enough:
+            spans_V2 = these_N2
+            everything = of_these
+            break
+    if len(spans_V2) <= num:
+        return spans_V2
     missed_V = remaining(_without_each(spans_V2)) - everything
     restored_V = nothing - remaining([*spans_V2[:, None]])
     return spans_V2[np.sort(by_size(np.maximum(missed_V, restored_V), spans_V2[:, 0])[:num])]

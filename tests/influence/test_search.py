@@ -3,7 +3,7 @@
 The stock model has a cache of keys and values that is put together by hand. What a search finds is planted.
 """
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,14 @@ from sparsity_length.measuring.contexts import (
     own_context,
     read_prefix,
 )
-from sparsity_length.measuring.search import Search, _groups, _runs, screened
+from sparsity_length.measuring.search import (
+    Search,
+    _foremost,
+    _groups,
+    _runs,
+    screened,
+    single_tokens,
+)
 from sparsity_length.measuring.settings import ContextLengths
 from sparsity_length.models.huggingface import HuggingFaceCausalLM
 from sparsity_length.models.interface import Predictions
@@ -195,6 +202,27 @@ def test_a_source_is_what_is_needed_together() -> None:
     search = planted_search(planted, lambda seen: 4.0 * (5 in seen) + 6.0 * ({6, 7, 8} <= seen), k=3)
     assert 43 in search._groups_V2[:, 0]
     assert search.run(0).spans_K2.tolist() == [[42, 45], [11, 12]]
+
+
+@pytest.mark.parametrize(
+    ("restored", "foremost", "num_asked"),
+    [
+        ({9: 5.0, 0: 0.04}, [8, 9], 5),
+        ({9: 5.0, 0: 0.06}, [0, 9], 25),  # of 5.06 the last ones restore less than 99%
+        ({5: 5.0}, [5, 9], 21),  # all of it by the last eight, none by the last four
+    ],
+)
+def test_far_groups_are_given_up_if_the_nearer_ones_suffice(
+    restored: dict[int, float], foremost: list[int], num_asked: int
+) -> None:
+    asked: list[int] = []
+
+    def remaining(sets: Sequence[np.ndarray]) -> np.ndarray:
+        asked.append(len(sets))
+        return np.array([6.0 - sum(restored.get(start, 0) for start in of[:, 0]) for of in sets])
+
+    found_V2 = _foremost(remaining, single_tokens(np.arange(10)), 2)
+    assert (found_V2[:, 0].tolist(), sum(asked)) == (foremost, num_asked)
 
 
 def test_behind_labels_alone_there_is_no_source_and_many_may_be_asked_for() -> None:
