@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from sparsity_length.cli import InputError, Stage, folder_path, progress, unknown_name
+from sparsity_length.cli import InputError, Stage, folder_path, logger, progress, unknown_name
 from sparsity_length.figures.generalization_gap import compared_models
 from sparsity_length.results.files import refuse_replacing, write_text
 from sparsity_length.results.read import Results
@@ -33,7 +33,6 @@ _NEEDED_ARTEFACTS = {
     "sparsity_and_generalization": "dependency_sparsity",
     "synthetic_tasks": "synthetic_accuracy",
 }
-logger = logging.getLogger("analysis")
 
 
 def missing_inputs(notebook: str, arguments: argparse.Namespace) -> str | None:

@@ -8,7 +8,6 @@ other models (`evaluate_tokens`), k* by two criteria, and the baselines `random`
 were requested. Callers that mean one of these say so.
 """
 
-import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sparsity_length.cli import InputError, unknown_name
+from sparsity_length.cli import InputError, logger, unknown_name
 from sparsity_length.measuring.rules import CONTROLS, RULES
 from sparsity_length.results.read import Results
 from sparsity_length.results.schemas import LOSS
@@ -28,7 +27,6 @@ TARGET = ["document_id", "chunk_index", "target_position"]
 NO_INTERVAL = Interval(np.nan, np.nan, np.nan)
 Row = Mapping[Hashable, Any]
 """A row of a table, as `to_dict("records")` gives it."""
-logger = logging.getLogger("analysis")
 
 
 def models_by_training(
