@@ -21,32 +21,25 @@ With the chosen tokens alone visible, after `make demo` (takes seconds):
 
 import argparse
 
-from sparsity_length.cli import folder_path, positive_int
-from sparsity_length.measuring.rules import ABLATIONS, TRIAL_SWAPS, add_rule_file_flag, load_rule_files
+from sparsity_length.measuring.rules import add_rule_file_flag, load_rule_files
+from sparsity_length.measuring.selecting import Evaluating
 from sparsity_length.measuring.settings import measuring_stage
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add whose choices are evaluated, and under which ablation."""
-    add = parser.add_argument
-    # fmt: off
-    add("--choices", type=folder_path, required=True, metavar="RESULTS",
-        help="results folder of influential_tokens with the choices to evaluate")
-    add("--choices-of", metavar="MODEL", help="model that made the choices, if the folder holds those of"
-    " several models")
-    add("--ablation", choices=ABLATIONS,
-        help="what replaces an ablated token (default: as for the choices)")
-    add("--trial-swaps", type=positive_int, metavar="N",
-        help="under --ablation swap: number of documents among whose tokens the choices are evaluated; none"
-        " of"
-        f" them was used for the search (default: as for the choices, or {TRIAL_SWAPS})")
-    # fmt: on
+    Evaluating.add_flags(parser)
     add_rule_file_flag(parser)
 
 
-# Settings are those of the choices, which may not be there yet; load_rule_files returns None.
+def settings(arguments: argparse.Namespace) -> Evaluating:
+    """What is asked for; lengths, rules and k are those of the choices, which may not be there yet."""
+    load_rule_files(arguments)
+    return Evaluating.of(vars(arguments))
+
+
 STAGE = measuring_stage(
-    __doc__, add_flags, load_rule_files, "sparsity_length.measuring.measurements:evaluated_tokens"
+    __doc__, add_flags, settings, "sparsity_length.measuring.measurements:evaluated_tokens"
 )
 
 

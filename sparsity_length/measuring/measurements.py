@@ -9,8 +9,7 @@ import numpy as np
 
 from sparsity_length.cli import InputError
 from sparsity_length.measuring.placed import measure_placements, read_distant
-from sparsity_length.measuring.rules import TRIAL_SWAPS
-from sparsity_length.measuring.selecting import Selecting
+from sparsity_length.measuring.selecting import Evaluating, Selecting
 from sparsity_length.measuring.settings import BesideShort, ByLength, ContextLengths, Placing
 from sparsity_length.measuring.sparsity import (
     measure_chunk,
@@ -47,19 +46,13 @@ def influential_tokens(arguments: argparse.Namespace, selecting: Selecting) -> M
     )
 
 
-def evaluated_tokens(arguments: argparse.Namespace, settings: None) -> Measurement:
+def evaluated_tokens(arguments: argparse.Namespace, asked: Evaluating) -> Measurement:
     """What one model's choices are worth to others."""
-    results = Results(arguments.choices)
-    selector, made_by = _made_by(arguments, results)
+    results = Results(asked.choices)
+    selector, made_by = _made_by(arguments, asked, results)
     # As many documents as were used: nulls and swaps are the next ones, and wrap around at the last.
     chosen = Selecting.of(made_by["settings"], max_documents=made_by["settings"]["num_documents"])
-    tried = replace(
-        chosen,
-        ablation=arguments.ablation or chosen.ablation,
-        trial_swaps=arguments.trial_swaps or chosen.trial_swaps or TRIAL_SWAPS,
-        # Choices of --ablation mask were made in no swapped context.
-        search_swaps=chosen.search_swaps or 0,
-    )
+    tried = asked.tried(chosen)
     _refuse_other_choices(arguments, selector, tried)
     choices = _read_choices(results, selector, chosen.lengths)
     first_searched = 1 + (chosen.trial_swaps or 0)
@@ -80,20 +73,20 @@ def evaluated_tokens(arguments: argparse.Namespace, settings: None) -> Measureme
     )
 
 
-def _made_by(arguments: argparse.Namespace, chosen: Results) -> tuple[str, dict[str, Any]]:
+def _made_by(arguments: argparse.Namespace, asked: Evaluating, chosen: Results) -> tuple[str, dict[str, Any]]:
     """Who chose, and what made the choices; refuse other text than theirs."""
     found = chosen.made_by(CHOOSING)
-    name = arguments.choices_of or next(iter(found), None)
-    if name not in found or (arguments.choices_of is None and len(found) > 1):
+    name = asked.choices_of or next(iter(found), None)
+    if name not in found or (asked.choices_of is None and len(found) > 1):
         raise InputError(
-            f"--choices {arguments.choices} holds choices of {', '.join(found) or 'no model'}; name one with"
+            f"--choices {asked.choices} holds choices of {', '.join(found) or 'no model'}; name one with"
             " --choices-of"
         )
     data = TokenizedData.open(arguments.data)
     made_by = found[name]
     is_same_text = made_by["inputs"]["evaluation_documents"] == data.evaluation_sha256
     if not is_same_text or made_by["settings"]["bos_token_ids"] != list(data.bos_token_ids):
-        raise InputError(f"--choices {arguments.choices} are of another text than that of {arguments.data}")
+        raise InputError(f"--choices {asked.choices} are of another text than that of {arguments.data}")
     return name, made_by
 
 

@@ -1,11 +1,13 @@
-"""The settings of influential_tokens: which tokens are chosen, by which rules, and where they are tried."""
+"""The settings of influential_tokens and evaluate_tokens: which tokens are chosen, how, and where tried."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from sparsity_length.cli import (
     InputError,
     finite_float,
+    folder_path,
     positive_fraction,
     positive_int,
     random_seed,
@@ -26,7 +28,7 @@ from sparsity_length.measuring.rules import (
 )
 from sparsity_length.measuring.settings import LONGEST_EXACT, MINIMUM_GAIN, SHORT_LIST, BesideShort
 from sparsity_length.results.schemas import OWN
-from sparsity_length.settings import setting
+from sparsity_length.settings import Settings, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,3 +174,35 @@ class Selecting(BesideShort):
         """The seed of all that is drawn for a chunk, whichever model measures it."""
         # An ID is a hash of the text, so draws do not depend on which other documents are measured.
         return (self.seed, int(document_id, 16), chunk_index)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluating(Settings):
+    """What evaluate_tokens asks for: whose choices are evaluated, and under which ablation."""
+
+    choices: Path = setting(
+        folder_path, "results folder of influential_tokens with the choices to evaluate", metavar="RESULTS"
+    )
+    choices_of: str | None = setting(
+        str, "model that made the choices, if the folder holds those of several models", None, metavar="MODEL"
+    )
+    ablation: str | None = setting(
+        str, "what replaces an ablated token (default: as for the choices)", None, choices=ABLATIONS
+    )
+    trial_swaps: int | None = setting(
+        positive_int,
+        "under --ablation swap: number of documents among whose tokens the choices are evaluated; none of"
+        f" them was used for the search (default: as for the choices, or {TRIAL_SWAPS})",
+        None,
+        metavar="N",
+    )
+
+    def tried(self, chosen: Selecting) -> Selecting:
+        """The settings that made choices, as they are evaluated."""
+        return replace(
+            chosen,
+            ablation=self.ablation or chosen.ablation,
+            trial_swaps=self.trial_swaps or chosen.trial_swaps or TRIAL_SWAPS,
+            # Choices of --ablation mask were made in no swapped context.
+            search_swaps=chosen.search_swaps or 0,
+        )
