@@ -21,15 +21,15 @@ With the chosen tokens alone visible, after `make demo` (takes seconds):
 
 import argparse
 
-from sparsity_length.measuring.rules import add_rule_file_flag, load_rule_files
+from sparsity_length.measuring.rules import load_rule_files
 from sparsity_length.measuring.selecting import Evaluating
-from sparsity_length.measuring.settings import measuring_stage
+from sparsity_length.measuring.settings import Job, measuring_stage
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add whose choices are evaluated, and under which ablation."""
     Evaluating.add_flags(parser)
-    add_rule_file_flag(parser)
+    Job.add_flags(parser, "rule_file")
 
 
 def settings(arguments: argparse.Namespace) -> Evaluating:

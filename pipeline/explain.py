@@ -60,7 +60,8 @@ from pathlib import Path
 from typing import Any
 
 from sparsity_length.cli import InputError, Stage, cause_of, file_path, logger, path_of
-from sparsity_length.measuring.settings import Explaining, add_model_arguments
+from sparsity_length.measuring.settings import Explaining
+from sparsity_length.models.settings import Loading
 from sparsity_length.results.files import (
     refuse_pointers,
     refuse_replacing,
@@ -113,7 +114,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--tokenizer", help="tokenizer.json file, or folder with one (default: the model's own)")
     Reading.add_flags(parser)
-    add_model_arguments(parser)
+    Loading.add_flags(parser)
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -147,17 +148,14 @@ def main(arguments: argparse.Namespace) -> None:
     # Imported late, for a --help, and a refusal, at once.
     from sparsity_length.measuring.explanation import explain
 
+    names = (*Explaining.names(), *Reading.names(), *Loading.names())
     explanation = explain(
         text,
         arguments.model,
         arguments.tokenizer,
-        **{name: getattr(arguments, name) for name in (*Explaining.names(), *Reading.names())},
+        **{name: getattr(arguments, name) for name in names},
         swap_text=swap_file and decoded(swap_file.read_bytes(), str(swap_file)),
         name="the text" if file is None else file.name,
-        dtype=arguments.dtype,
-        device=arguments.device,
-        trust_remote_code=arguments.trust_remote_code,
-        rope=arguments.rope and str(arguments.rope),
         # A stream gets the page only once.
         show=show if stream_of(arguments.out) is None else None,
         started=started,

@@ -31,15 +31,15 @@ On a laptop, after `make demo` (takes half a minute):
 
 import argparse
 
-from sparsity_length.measuring.rules import add_rule_file_flag, load_rule_files
+from sparsity_length.measuring.rules import load_rule_files
 from sparsity_length.measuring.selecting import Selecting
-from sparsity_length.measuring.settings import measuring_stage
+from sparsity_length.measuring.settings import Job, measuring_stage
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add what is selected, by which rules, and where it is evaluated."""
     Selecting.add_flags(parser)
-    add_rule_file_flag(parser)
+    Job.add_flags(parser, "rule_file")
 
 
 def settings(arguments: argparse.Namespace) -> Selecting:

@@ -35,6 +35,15 @@ def test_a_manual_says_of_each_flag_one_default_or_that_it_is_required(name: str
     assert not re.search(r"\(default: *(\(|\[|None|\))", flags)
 
 
+def test_flags_are_read_before_a_library_that_takes_seconds_to_import() -> None:
+    code = (
+        "import sys; from sparsity_length.cli import PROGRAMS, stage_of\n"
+        f"for name in {NAMES}: stage_of(name).parser()\n"
+        "print(*{'torch', 'transformers', 'datasets', 'olmo'} & {*sys.modules})"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "\n"
+
+
 def test_the_list_of_programs_has_each_with_what_it_does(typed: Typed) -> None:
     _, said, _ = typed(main, "sparsity", "--help")
     does = dict(re.findall(r"^  (?:\w+, )*(\w+)  +(\S.*)$", said, re.MULTILINE))

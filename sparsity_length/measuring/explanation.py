@@ -37,6 +37,7 @@ from sparsity_length.measuring.stage import failures_in_words
 from sparsity_length.measuring.windows import window_losses, window_starts
 from sparsity_length.models.given import GivenModel
 from sparsity_length.models.interface import CausalLM, Predictions
+from sparsity_length.models.settings import Loading
 from sparsity_length.pages.explained import LEAST_RECOVERED, Explanation
 from sparsity_length.results.table import printable
 from sparsity_length.text.places import (
@@ -48,8 +49,6 @@ from sparsity_length.text.places import (
 )
 from sparsity_length.text.tokenizer import DocumentTokenizer, Text, TokenizedText, swap_tokens
 
-LOADING = ("device", "dtype", "trust_remote_code", "rope")
-"""Arguments of `explain` that say how a model is loaded."""
 MOST_WINDOWS = 32
 """Windows of near tokens for the losses: two CPU cores then take less than 20 seconds for 1,000 tokens of
 SmolLM2 135M; `explain` says how long they took."""
@@ -86,8 +85,9 @@ def explain(
     special_tokens: bool = False,
     dtype: str = "float32",
     device: str | None = None,
-    trust_remote_code: bool = False,
+    device_map: str | None = None,
     rope: str | None = None,
+    trust_remote_code: bool = False,
     show: Callable[[Explanation], None] | None = None,
     started: float | None = None,
 ) -> Explanation:
@@ -153,7 +153,8 @@ def explain(
     is_shared = isinstance(model, GivenModel)
     given = model
     if not is_shared:
-        given = GivenModel(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code, rope=rope)
+        how = {"dtype": dtype, "device": device, "device_map": device_map, "rope": rope}
+        given = GivenModel(model, Loading.of(how, trust_remote_code=trust_remote_code))
     reader = given.tokenizer(tokenizer, bos=bos, special_tokens=special_tokens)
     tokens = reader.read(text, begins_answer=generate is not None)
     reader.warn_of_unknown(reader.num_unknown(tokens.token_ids_N), len(tokens.token_ids_N))

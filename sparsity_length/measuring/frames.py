@@ -33,6 +33,7 @@ from sparsity_length.measuring.settings import (
 from sparsity_length.measuring.sparsity import measure_chunk
 from sparsity_length.measuring.stage import failures_in_words
 from sparsity_length.models.given import LONG_CONTEXT_LENGTH, GivenModel
+from sparsity_length.models.settings import Loading
 from sparsity_length.pages.explained import Explanation
 from sparsity_length.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN
 from sparsity_length.results.write import tables_of
@@ -139,7 +140,7 @@ def losses(
     context_lengths = sorted({*(asked or [short])})
     # Tokens before the first target; by length, the longest context may be all that there is.
     before = max(2, context_lengths[-1]) if asked else short + 1
-    given = GivenModel(model, dtype=dtype, device=device, rope=rope)
+    given = GivenModel(model, Loading.of({"dtype": dtype, "device": device, "rope": rope}))
     read = _Texts(texts, given, tokenizer, bos, special_tokens)
     length = _length(long_context_length, given, read, before)
     chunks = [
@@ -284,7 +285,7 @@ def influential_tokens(
     )
     ks = sorted({*asked.pop("k")})
     short = asked["short_context_length"]
-    given = GivenModel(model, dtype=dtype, device=device, rope=rope)
+    given = GivenModel(model, Loading.of({"dtype": dtype, "device": device, "rope": rope}))
     read = _Texts(texts, given, tokenizer, bos, special_tokens)
     length = _length(long_context_length, given, read)
     work: list[tuple[int, int, Selecting]] = []
@@ -323,8 +324,8 @@ def explain(text: Any, model: Any, *others: Any, **settings: Any) -> Explanation
     texts = _many(text)
     if is_one_text(text):
         return explanation.explain(text, model, *others, **settings)
-    how = {name: settings.pop(name) for name in explanation.LOADING if name in settings}
-    given = GivenModel(model, **how)
+    given = GivenModel(model, Loading.of(settings))
+    settings = {name: value for name, value in settings.items() if name not in Loading.names()}
     explanations = []
     for number, one in enumerate(texts):
         try:

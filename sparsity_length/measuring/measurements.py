@@ -1,8 +1,9 @@
 """What each measuring program measures of every chunk: a `Measurement` of its command line and settings."""
 
-import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from sparsity_length.cli import InputError
 from sparsity_length.measuring.placed import measure_placements, read_distant
 from sparsity_length.measuring.selecting import Evaluating, Selecting
-from sparsity_length.measuring.settings import BesideShort, ByLength, ContextLengths, Placing
+from sparsity_length.measuring.settings import BesideShort, ByLength, ContextLengths, Job, Placing
 from sparsity_length.measuring.sparsity import (
     measure_chunk,
     measure_differences,
@@ -26,7 +27,7 @@ from sparsity_length.text.folder import TokenizedData
 CHOOSING = "influential_tokens"
 
 
-def losses(arguments: argparse.Namespace, asked: BesideShort | ByLength) -> Measurement:
+def losses(job: Job, asked: BesideShort | ByLength) -> Measurement:
     """Losses in a short, a long and a swapped context, or at several context lengths."""
     if isinstance(asked, ByLength):
         return Measurement(
@@ -35,25 +36,25 @@ def losses(arguments: argparse.Namespace, asked: BesideShort | ByLength) -> Meas
     return Measurement("loss_differences", asked, partial(measure_differences, lengths=asked.lengths))
 
 
-def influential_tokens(arguments: argparse.Namespace, selecting: Selecting) -> Measurement:
+def influential_tokens(job: Job, selecting: Selecting) -> Measurement:
     """What the rules choose, and what that is worth to the model that chose."""
     return Measurement(
         CHOOSING,
         selecting,
         partial(measure_chunk, selecting=selecting),
         selecting.num_others,
-        rule_files=arguments.rule_file,
+        rule_files=job.rule_file or (),
     )
 
 
-def evaluated_tokens(arguments: argparse.Namespace, asked: Evaluating) -> Measurement:
+def evaluated_tokens(job: Job, asked: Evaluating) -> Measurement:
     """What one model's choices are worth to others."""
     results = Results(asked.choices)
-    selector, made_by = _made_by(arguments, asked, results)
+    selector, made_by = _made_by(job, asked, results)
     # As many documents as were used: nulls and swaps are the next ones, and wrap around at the last.
     chosen = Selecting.of(made_by["settings"], max_documents=made_by["settings"]["num_documents"])
     tried = asked.tried(chosen)
-    _refuse_other_choices(arguments, selector, tried)
+    _refuse_other_choices(job, selector, tried)
     choices = _read_choices(results, selector, chosen.lengths)
     first_searched = 1 + (chosen.trial_swaps or 0)
     searched = slice(first_searched, first_searched + (chosen.search_swaps or 0))
@@ -63,7 +64,7 @@ def evaluated_tokens(arguments: argparse.Namespace, asked: Evaluating) -> Measur
         tried,
         partial(try_choices, selecting=tried, choices=choices, searched=searched),
         tried.num_others,
-        rule_files=arguments.rule_file,
+        rule_files=job.rule_file or (),
         selector=selector,
         inputs={
             "checkpoint": made_by["inputs"]["checkpoint"],
@@ -73,7 +74,7 @@ def evaluated_tokens(arguments: argparse.Namespace, asked: Evaluating) -> Measur
     )
 
 
-def _made_by(arguments: argparse.Namespace, asked: Evaluating, chosen: Results) -> tuple[str, dict[str, Any]]:
+def _made_by(job: Job, asked: Evaluating, chosen: Results) -> tuple[str, dict[str, Any]]:
     """Who chose, and what made the choices; refuse other text than theirs."""
     found = chosen.made_by(CHOOSING)
     name = asked.choices_of or next(iter(found), None)
@@ -82,11 +83,11 @@ def _made_by(arguments: argparse.Namespace, asked: Evaluating, chosen: Results) 
             f"--choices {asked.choices} holds choices of {', '.join(found) or 'no model'}; name one with"
             " --choices-of"
         )
-    data = TokenizedData.open(arguments.data)
+    data = TokenizedData.open(job.data)
     made_by = found[name]
     is_same_text = made_by["inputs"]["evaluation_documents"] == data.evaluation_sha256
     if not is_same_text or made_by["settings"]["bos_token_ids"] != list(data.bos_token_ids):
-        raise InputError(f"--choices {asked.choices} are of another text than that of {arguments.data}")
+        raise InputError(f"--choices {asked.choices} are of another text than that of {job.data}")
     return name, made_by
 
 
@@ -103,26 +104,26 @@ def _read_choices(
     return {key: positions.to_numpy().reshape(lengths.num_targets, -1) for key, positions in of_rules}
 
 
-def _refuse_other_choices(arguments: argparse.Namespace, selector: str, tried: Selecting) -> None:
+def _refuse_other_choices(job: Job, selector: str, tried: Selecting) -> None:
     """Refuse a --results folder in which the selector chose otherwise, or has tried its own choice."""
-    earlier = Results(arguments.results).made_by(CHOOSING).get(selector)
+    earlier = Results(job.results).made_by(CHOOSING).get(selector)
     if earlier is None:
         return
-    if selector in map(name_of, arguments.checkpoints):
-        raise InputError(f"model '{selector}' has tried its own choice in {arguments.results} when it chose")
+    if selector in map(name_of, job.checkpoints):
+        raise InputError(f"model '{selector}' has tried its own choice in {job.results} when it chose")
     now = {name: tried.as_metadata.get(name) for name in tried.as_given if name != "max_documents"}
     refuse_changes(
-        f"{arguments.results} holds {CHOOSING} of model '{selector}'",
+        f"{job.results} holds {CHOOSING} of model '{selector}'",
         earlier,
         {**earlier, "settings": earlier["settings"] | now},
         "--results folder",
     )
 
 
-def length_interference(arguments: argparse.Namespace, placing: Placing) -> Measurement:
+def length_interference(job: Job, placing: Placing) -> Measurement:
     """What distant tokens do to predictions, by their number, their distance and their text."""
     swaps = placing.distant_reads
-    texts = _distant_texts(arguments, max(swaps)[0]) if swaps else {}
+    texts = _distant_texts(job.data, placing.distant_documents, max(swaps)[0]) if swaps else {}
     read = lru_cache(maxsize=1)(partial(read_distant, texts, swaps))  # the next model's push them out
     return Measurement(
         "length_interference",
@@ -134,15 +135,15 @@ def length_interference(arguments: argparse.Namespace, placing: Placing) -> Meas
     )
 
 
-def _distant_texts(arguments: argparse.Namespace, num_tokens: int) -> dict[str, np.ndarray]:
+def _distant_texts(data: Path, named: Sequence[str] | None, num_tokens: int) -> dict[str, np.ndarray]:
     """The first tokens of the documents named, or of the last three with so many."""
     tokens_of = {
         document.document_id: document.token_ids[:num_tokens].astype(np.int64)
-        for document in TokenizedData.open(arguments.data).evaluation_documents()
+        for document in TokenizedData.open(data).evaluation_documents()
         if len(document.token_ids) >= num_tokens
     }
     # The last by hash: --max-documents takes the first, so the two seldom meet.
-    names = arguments.distant_documents or [*tokens_of][-3:]
+    names = named or [*tokens_of][-3:]
     if not names or not set(names) <= set(tokens_of):
         raise InputError(f"swap needs texts of {num_tokens:,} tokens; --distant-documents may name such")
     return {name: tokens_of[name] for name in names}

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 
-from sparsity_length.cli import InputError, file_path, unknown_name
+from sparsity_length.cli import InputError, unknown_name
 from sparsity_length.results.schemas import MIMICRY, SELECTION
 
 if TYPE_CHECKING:
@@ -151,21 +151,9 @@ def ranked_by(scores: Callable[["FarContext"], np.ndarray]) -> Callable[["FarCon
     return rank
 
 
-def add_rule_file_flag(parser: argparse.ArgumentParser) -> None:
-    """Add the files that register rules."""
-    parser.add_argument(
-        "--rule-file",
-        type=file_path,
-        nargs="+",
-        default=(),
-        metavar="FILE",
-        help="Python files with your own selection rules, such as analysis/examples/kv_cache_rules.py",
-    )
-
-
 def load_rule_files(arguments: argparse.Namespace) -> None:
     """Run the Python files that register rules."""
-    for path in arguments.rule_file:
+    for path in arguments.rule_file or ():
         runpy.run_path(str(path))
 
 

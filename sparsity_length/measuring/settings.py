@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from sparsity_length.cli import (
     InputError,
     Stage,
+    file_path,
     folder_path,
     late,
     number,
@@ -25,7 +27,7 @@ from sparsity_length.cli import (
     words,
 )
 from sparsity_length.measuring.rules import SWAP
-from sparsity_length.models.rope import RopeScaling
+from sparsity_length.models.settings import Loading
 from sparsity_length.results.schemas import OWN
 from sparsity_length.settings import Settings, setting, switch
 
@@ -186,54 +188,44 @@ class Placement:
         return cls(name, found[1], number, span, start)
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say how a model is loaded."""
-    add = parser.add_argument
-    # fmt: off
-    add("--dtype", choices=("float32", "bfloat16"), default="float32",
-        help="precision of weights and computation; bfloat16 may select other, about equally influential"
-        " tokens")
-    add("--device",
-        help="torch device; under torchrun or `accelerate launch`, cuda is each process's own GPU (default:"
-        " cuda"
-        " if there is a GPU, else cpu)")
-    add("--rope", type=RopeScaling.parse, metavar="KIND:FACTOR",
-        help="change the RoPE of a Hugging Face model when loading it: yarn:2 scales it (YaRN), stair:512:50"
-        " lets 50 tokens share a position ID beyond the last 512 (default: as trained)")
-    add("--trust-remote-code", action="store_true",
-        help="run the Python files that come with a Hugging Face model (default: never)")
-    # fmt: on
+@dataclass(frozen=True, kw_only=True)
+class Job(Settings):
+    """What a measuring stage reads, where it writes, and its share of the work."""
 
-
-def add_stage_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that every measuring stage has: models, results, and who measures what."""
-    add = parser.add_argument
-    # fmt: off
-    add("--data", type=folder_path, required=True,
-        help="folder written by tokenize_c4; its evaluation documents are measured")
-    add("--checkpoints", nargs="+", required=True, metavar="MODEL",
-        help="models: run folders of pretrain (the last step is used), OLMo's step<N>-unsharded folders,"
-        " folders"
-        " of Hugging Face causal LMs, or their names on the hub, NAME or NAME@REVISION")
-    add_model_arguments(parser)
-    add("--device-map",
-        help="for Hugging Face models, instead of --device: auto spreads the layers over all devices")
-    add("--results", type=folder_path, required=True, help="results folder to write to; complete shards in"
-    " it are kept")
-    add("--documents-per-shard", type=positive_int,
-        help="documents per shard (one Parquet file per table); a killed run resumes after its last shard"
-        " (default: one 64th of the documents, at least 1 and at most 32)")
-    add("--task-index", type=whole_number(0), default=0, metavar="I",
-        help="which of --num-tasks to do, counted from 0; under torchrun or `accelerate launch`, the"
-        " processes"
-        " (one per GPU) divide the task")
-    add("--num-tasks", type=positive_int, default=1, metavar="N",
-        help="number of tasks that share the documents")
-    add("--status", action="store_true",
-        help="measure nothing; print how many shards are complete, and exit with 0 if none is missing, 1 if"
-        " any"
-        " is, 2 for bad input")
-    # fmt: on
+    data: Path = setting(folder_path, "folder written by tokenize_c4; its evaluation documents are measured")
+    checkpoints: tuple[str, ...] = setting(
+        str,
+        "models: run folders of pretrain (the last step is used), OLMo's step<N>-unsharded folders, folders"
+        " of Hugging Face causal LMs, or their names on the hub, NAME or NAME@REVISION",
+        many="+",
+        metavar="MODEL",
+    )
+    results: Path = setting(folder_path, "results folder to write to; complete shards in it are kept")
+    rule_file: tuple[Path, ...] | None = setting(
+        file_path,
+        "Python files with your own selection rules, such as analysis/examples/kv_cache_rules.py",
+        None,
+        many="+",
+        metavar="FILE",
+    )
+    documents_per_shard: int | None = setting(
+        positive_int,
+        "documents per shard (one Parquet file per table); a killed run resumes after its last shard"
+        " (default: one 64th of the documents, at least 1 and at most 32)",
+        None,
+    )
+    task_index: int = setting(
+        whole_number(0),
+        "which of --num-tasks to do, counted from 0; under torchrun or `accelerate launch`, the processes"
+        " (one per GPU) divide the task",
+        0,
+        metavar="I",
+    )
+    num_tasks: int = setting(positive_int, "number of tasks that share the documents", 1, metavar="N")
+    status: bool = switch(
+        "measure nothing; print how many shards are complete, and exit with 0 if none is missing, 1 if any"
+        " is, 2 for bad input"
+    )
 
 
 def measuring_stage(
@@ -245,18 +237,20 @@ def measuring_stage(
     """A stage that measures every checkpoint on every chunk of every document.
 
     Args:
-        add_flags: adds those that the stage has beside `add_stage_arguments`.
+        add_flags: adds those that the stage has beside `Job`'s and `Loading`'s.
         settings: what the command line asks for; InputError.
-        measurement: `module:function` that makes a `measuring.stage.Measurement` of arguments and settings.
+        measurement: `module:function` that makes a `measuring.stage.Measurement` of a job and settings.
     """
 
     def add_all(parser: argparse.ArgumentParser) -> None:
-        add_stage_arguments(parser)
+        Job.add_flags(parser, *(name for name in Job.names() if name != "rule_file"))
+        Loading.add_flags(parser)
         add_flags(parser)
 
     def work(arguments: argparse.Namespace) -> Any:
-        asked = late(measurement)(arguments, settings(arguments))
-        return late("sparsity_length.measuring.stage:Work")(arguments, asked)
+        job = Job.of(vars(arguments))
+        asked = late(measurement)(job, settings(arguments))
+        return late("sparsity_length.measuring.stage:Work")(job, Loading.of(vars(arguments)), asked)
 
     return Stage(
         manual,

@@ -1,9 +1,8 @@
 """What the measuring stages share: every checkpoint on every chunk of every document, shard by shard.
 
-Here the checkpoints of a command line are found, and refused if they don't belong to the data.
+Here the checkpoints of a job are found, and refused if they don't belong to the data.
 """
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from sparsity_length.cli import InputError, logger, progress
-from sparsity_length.measuring.settings import Chunked
+from sparsity_length.measuring.settings import Chunked, Job
 from sparsity_length.models.devices import warn_of_slow_bfloat16
 from sparsity_length.models.given import GivenModel
 from sparsity_length.models.interface import CausalLM, NotFiniteLossError
 from sparsity_length.models.load import Checkpoint, find_model
+from sparsity_length.models.settings import Loading
 from sparsity_length.results.files import Task, launched_process, sha256_of_files
 from sparsity_length.results.schemas import Columns
 from sparsity_length.results.write import StageOutput
@@ -50,20 +50,17 @@ class Measurement:
 
 
 class Work:
-    """A measurement of the checkpoints and documents of a command line, cut into shards.
+    """A measurement of the checkpoints and documents of a job, cut into shards.
 
     InputError if the checkpoints do not belong to the documents, or the results were made otherwise.
     """
 
-    def __init__(self, arguments: argparse.Namespace, asked: Measurement) -> None:
-        """Find the checkpoints, the documents, and what has been measured of them; no model is loaded.
-
-        `arguments` are those of `measuring.settings.add_stage_arguments`.
-        """
-        self._arguments = arguments
+    def __init__(self, job: Job, loading: Loading, asked: Measurement) -> None:
+        """Find the checkpoints, the documents, and what has been measured of them; no model is loaded."""
+        self._loading = loading
         self._asked = asked
-        share = _share_of(Task(arguments.task_index, arguments.num_tasks))
-        self._data = TokenizedData.open(arguments.data)
+        share = _share_of(Task(job.task_index, job.num_tasks))
+        self._data = TokenizedData.open(job.data)
         self._documents = long_enough_documents(
             self._data,
             asked.settings.long_context_length,
@@ -73,9 +70,9 @@ class Work:
         count = len(self._documents)
         # From the documents alone, never from the number of tasks: any number may finish the work. 1 up to
         # 127 documents, so that a small run, if killed, keeps each that is measured; 32 at most.
-        size = arguments.documents_per_shard or max(1, min(32, count // 64))
+        size = job.documents_per_shard or max(1, min(32, count // 64))
         self._shards = [range(count)[start : start + size] for start in range(0, count, size)]
-        checkpoints = [find_model(word, arguments.trust_remote_code) for word in arguments.checkpoints]
+        checkpoints = [find_model(word, loading.trust_remote_code) for word in job.checkpoints]
         names = [checkpoint.name for checkpoint in checkpoints]
         if len({*names}) < len(names):
             raise InputError(
@@ -88,17 +85,17 @@ class Work:
             "rule_files_sha256": sha256_of_files(*asked.rule_files) if asked.rule_files else None,
             "num_documents": count,
             "documents_per_shard": size,
-            "dtype": arguments.dtype,
-            "rope": arguments.rope and str(arguments.rope),
+            "dtype": loading.dtype,
+            "rope": loading.rope and str(loading.rope),
             "bos_token_ids": list(self._data.bos_token_ids),
         }
         settings = {name: value for name, value in settings.items() if value is not None}
         role = "checkpoint" if asked.selector is None else "evaluator"
         self._outputs = []
         for checkpoint in checkpoints:
-            digest = checkpoint.sha256(arguments.trust_remote_code)
+            digest = checkpoint.sha256(loading.trust_remote_code)
             output = StageOutput(
-                arguments.results,
+                job.results,
                 asked.stage,
                 asked.selector or checkpoint.name,
                 evaluator=None if asked.selector is None else checkpoint.name,
@@ -154,22 +151,13 @@ class Work:
                 rows = []
 
     def _loaded(self, checkpoint: Checkpoint) -> CausalLM:
-        arguments = self._arguments
-        given = GivenModel(
-            checkpoint,
-            device=arguments.device,
-            dtype=arguments.dtype,
-            device_map=arguments.device_map,
-            trust_remote_code=arguments.trust_remote_code,
-            rope=arguments.rope,
-        )
-        model = given.ready(
+        model = GivenModel(checkpoint, self._loading).ready(
             self._asked.num_positions or self._asked.settings.long_context_length,
             (document.token_ids for document in self._documents),
             self._data.tokenizer(),
             self._data.bos_token_ids,
         )
-        if arguments.dtype == "bfloat16":
+        if self._loading.dtype == "bfloat16":
             warn_of_slow_bfloat16(model.device, "--dtype float32")
         return model
 

@@ -24,8 +24,8 @@ import numpy as np
 from sparsity_length.cli import InputError, logger
 from sparsity_length.models.devices import keep_freed_memory
 from sparsity_length.models.interface import CausalLM
-from sparsity_length.models.load import Checkpoint, Loading, find_model, load_causal_lm
-from sparsity_length.models.rope import RopeScaling, Stair
+from sparsity_length.models.load import Checkpoint, find_model, load_causal_lm
+from sparsity_length.models.settings import Loading
 from sparsity_length.text.tokenizer import (
     DocumentTokenizer,
     load_tokenizer,
@@ -61,18 +61,8 @@ class GivenModel:
     One in memory stays as it is, and is measured on its device and in its dtype, whatever is asked for.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        *,
-        device: str | None = None,
-        dtype: str = "float32",
-        device_map: str | None = None,
-        trust_remote_code: bool = False,
-        rope: RopeScaling | Stair | str | None = None,
-    ) -> None:
-        rope = rope if isinstance(rope, RopeScaling | None) else RopeScaling.parse(str(rope))
-        self._trust_remote_code = trust_remote_code
+    def __init__(self, model: Any, loading: Loading = Loading()) -> None:  # noqa: B008 (immutable)
+        self._trust_remote_code = trust_remote_code = loading.trust_remote_code
         self._own_tokenizer: Path | None = None
         """Where that lies, if it is known."""
         if isinstance(model, str | Path):
@@ -80,15 +70,14 @@ class GivenModel:
         # By name: ai2-olmo need not be installed, and transformers takes seconds to import.
         kinds = {kind.__name__ for kind in type(model).__mro__}
         if isinstance(model, Checkpoint):
-            loading = Loading(device, dtype, device_map, trust_remote_code, rope)
             self._load: Callable[[int], CausalLM] = partial(load_causal_lm, model, loading)
             """Makes it ready for so many position IDs."""
-            self.name = model.name if rope is None else f"{model.name} ({rope})"
+            self.name = model.name if loading.rope is None else f"{model.name} ({loading.rope})"
             self.num_positions = model.num_positions(trust_remote_code)
             self._own_tokenizer = model.own_tokenizer
             if self._own_tokenizer is None:
                 logger.warning("the tokenizer of model %s is unknown, and not compared", self.name)
-        elif rope is not None:
+        elif loading.rope is not None:
             raise InputError("rope changes a model that is loaded here: give a folder, or a name on the hub")
         elif "OLMo" in kinds:
             from sparsity_length.models.olmo import OLMoCausalLM

@@ -26,7 +26,7 @@ from sparsity_length.models.checkpoints import (
 )
 from sparsity_length.models.devices import usable_device
 from sparsity_length.models.interface import CausalLM
-from sparsity_length.models.rope import RopeScaling, Stair
+from sparsity_length.models.settings import Loading
 from sparsity_length.results.files import read_record, refuse_pointers, sha256_of_files
 from sparsity_length.text.tokenizer import hub_folder, tokenizer_at
 
@@ -65,18 +65,6 @@ def _snapshot(name: str, revision: str | None, with_code: bool) -> Path:
         if not any(path.is_file() for path in _weight_files(folder)):
             at(allow_patterns="pytorch_model*.bin")
     return folder
-
-
-@dataclass(frozen=True)
-class Loading:
-    """How models are loaded; what stands last is for Hugging Face models (see `load_hugging_face`)."""
-
-    device: str | None = None
-    """None: the best one here (`usable_device`)."""
-    dtype: str = "float32"
-    device_map: str | None = None
-    trust_remote_code: bool = False
-    rope: RopeScaling | Stair | None = None
 
 
 @dataclass(frozen=True)
@@ -179,9 +167,7 @@ def load_causal_lm(checkpoint: Checkpoint, loading: Loading, num_positions: int)
     InputError if it is broken, not a causal LM, or cannot take chosen position IDs.
     """
     device = usable_device(loading.device)
-    dtype = getattr(torch, str(loading.dtype).removeprefix("torch."), None)
-    if not isinstance(dtype, torch.dtype):
-        raise InputError(f"'{loading.dtype}' is not a dtype of torch, such as float32 or bfloat16")
+    dtype = getattr(torch, loading.dtype)
     # Each here, not above: ai2-olmo need not be installed, and transformers takes seconds to import.
     if checkpoint.is_olmo:
         if loading.rope is not None:

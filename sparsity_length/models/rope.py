@@ -8,11 +8,12 @@ trained stays as it is.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from sparsity_length.cli import InputError, unknown_name
+
+if TYPE_CHECKING:  # flags are parsed here, and torch takes seconds to import
+    import torch
 
 Parameters = Mapping[str, Any]
 """Parameters of one RoPE: rope_type, rope_theta, and what else the type needs."""
@@ -93,7 +94,9 @@ class Stair:
     def __str__(self) -> str:
         return f"stair:{self.near}:{self.block}"
 
-    def far_ids(self, query_ids: torch.Tensor, key_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def far_ids(
+        self, query_ids: "torch.Tensor", key_ids: "torch.Tensor"
+    ) -> tuple["torch.Tensor", "torch.Tensor"]:
         """IDs of queries and of keys, whose difference is the distance of a pair W or more IDs apart."""
         # In blocks, as a floor of the difference is no difference of an ID of each.
         return self.near + (query_ids - self.near) // self.block, key_ids // self.block

@@ -21,7 +21,6 @@ from omegaconf import OmegaConf
 from sparsity_length.cli import InputError, folder_path, positive_int
 from sparsity_length.measuring.rules import CONTROLS, RULES
 from sparsity_length.settings import Settings, setting, switch
-from sparsity_length.synthetic.schemes import ATTENTION_SCHEMES
 from sparsity_length.synthetic.tasks import COUPLED_SCHEMES, TASKS, TEST_STREAM, Example
 from sparsity_length.training.positions import POSITION_SCHEMES
 from sparsity_length.training.settings import (
@@ -33,6 +32,9 @@ from sparsity_length.training.settings import (
     settings_of,
 )
 
+UNROTATED = ("nope", "alibi", "dape_nope", "dape_alibi")
+"""Schemes of attention (schemes.py) under which nothing is rotated."""
+ATTENTION_SCHEMES = (*UNROTATED, "sparse")
 Cell = tuple[int, int | None]
 """A test size, and k for tasks that have it."""
 

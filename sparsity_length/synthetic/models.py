@@ -29,8 +29,8 @@ from torch import nn
 from sparsity_length.models.huggingface import HuggingFaceCausalLM
 from sparsity_length.models.interface import CausalLM, Running
 from sparsity_length.models.olmo import OLMoCausalLM
-from sparsity_length.synthetic.config import TaskConfig
-from sparsity_length.synthetic.schemes import UNROTATED, scheme_of
+from sparsity_length.synthetic.config import UNROTATED, TaskConfig
+from sparsity_length.synthetic.schemes import scheme_of
 from sparsity_length.synthetic.tasks import COUPLED_SCHEMES, TASKS
 
 

@@ -21,8 +21,6 @@ from sparsity_length.models.interface import Running
 
 Scheme = Callable[[Running, torch.Tensor], Running]
 """(a pass, position IDs of its query rows [B or 1, S]) -> the pass with the scheme's scores."""
-UNROTATED = ("nope", "alibi", "dape_nope", "dape_alibi")
-ATTENTION_SCHEMES = (*UNROTATED, "sparse")
 
 
 def nope(running: Running, position_ids_BS: torch.Tensor) -> Running:

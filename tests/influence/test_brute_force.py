@@ -37,7 +37,7 @@ M = 4
 LENGTHS = ContextLengths(short_context_length=S, long_context_length=L, targets_per_chunk=M)
 WIDE = ContextLengths(short_context_length=2, long_context_length=L, targets_per_chunk=12)
 TARGETS = range(L - M, L)
-TOLERANCE = 2e-5
+TOLERANCE = 1e-5
 NAMES = ["own", "other_document"]
 GENERATOR = np.random.default_rng(12)
 CHUNKS = {name: GENERATOR.integers(0, 48, L) for name in [*NAMES, "first", "second", "third", "fourth"]}

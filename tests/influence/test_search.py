@@ -97,8 +97,8 @@ def test_patched_rows_are_those_of_the_stock_model(family: str) -> None:
         for row, span in enumerate(SPANS.tolist()):
             of_QV = patched(stock, near.start, near.stop, span)[places_Q - 1 - near.start]
             divergences = (full_QV.exp() * (full_QV - of_QV)).sum(-1)
-            np.testing.assert_allclose(found.losses[row], -of_QV[[0, 1], OWN[places_Q]], atol=2e-5)
-            np.testing.assert_allclose(found.divergences[row], divergences, atol=2e-5)
+            np.testing.assert_allclose(found.losses[row], -of_QV[[0, 1], OWN[places_Q]], atol=1e-5)
+            np.testing.assert_allclose(found.divergences[row], divergences, atol=1e-5)
 
 
 def test_groups_are_whole_units_of_at_most_32_tokens_if_these_are_shorter() -> None:
@@ -154,7 +154,7 @@ def test_restored_spans_are_those_of_the_stock_model(family: str, is_exact: bool
                 position_ids=torch.tensor(positions[None]),
                 attention_mask=masks[family],
             ).logits[0, -1]
-        torch.testing.assert_close(found, logits.log_softmax(-1), atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(found, logits.log_softmax(-1), atol=1e-5, rtol=1e-4)
 
 
 def planted_search(planted: dict[int, int], logit_of: Callable[[Set[int]], float], k: int) -> Search:

@@ -42,7 +42,7 @@ NULL, *TRIALS, SEARCH = 1, 2, 3, 4  # which document after a chunk's own serves 
 IN_BACKGROUND = ["--ablation", "swap", "--search-swaps", "1"]
 WORDS = ["--long-context-length", str(L), "--k", *map(str, KS)]
 TARGET = ["document_id", "chunk_index", "target_position"]
-TOLERANCE = 2e-5
+TOLERANCE = 1e-5
 
 
 def value(shares: list[float], ks: list[int], num_far: int) -> float:

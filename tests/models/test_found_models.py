@@ -16,6 +16,7 @@ from sparsity_length import explain, influential_tokens, losses
 from sparsity_length.cli import InputError
 from sparsity_length.models.given import GivenModel, refuse_foreign_tokens
 from sparsity_length.models.load import find_model, name_of
+from sparsity_length.models.settings import Loading
 from sparsity_length.text.tokenizer import load_tokenizer, parse_tokenizer_name, train_bpe
 
 
@@ -93,7 +94,7 @@ def test_a_model_is_the_files_that_are_loaded(folder: Path) -> None:
     changed = find_model(str(folder))
     assert [path.name for path in changed.files(with_code=False)] == ["config.json", "model.safetensors"]
     assert changed.sha256(with_code=False) != before
-    loaded = GivenModel(changed, device="cpu")._load(16)
+    loaded = GivenModel(changed, Loading(device="cpu"))._load(16)
     assert torch.equal(loaded._model.lm_head.weight, other.lm_head.weight)
 
 

@@ -31,7 +31,8 @@ from sparsity_length.models.huggingface import (
     load_hugging_face,
 )
 from sparsity_length.models.interface import Prefix, causal_visibility
-from sparsity_length.models.load import Loading, find_model, load_causal_lm
+from sparsity_length.models.load import find_model, load_causal_lm
+from sparsity_length.models.settings import Loading
 
 CPU = torch.device("cpu")
 NUM_TOKENS = 20
@@ -216,7 +217,7 @@ def test_other_models_and_weights_of_others_are_refused(
     make_model("llama").save_pretrained(tmp_path)
     spoil(tmp_path)
     with pytest.raises(InputError, match=sentence):
-        load_causal_lm(find_model(str(tmp_path)), Loading("cpu"), 16)
+        load_causal_lm(find_model(str(tmp_path)), Loading(device="cpu"), 16)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +241,7 @@ def test_the_model_measured_is_the_folder_s(change: Callable[[Path], object], tm
     model = make_model("llama")
     model.save_pretrained(tmp_path)
     change(tmp_path)
-    lm = load_causal_lm(find_model(str(tmp_path)), Loading("cpu"), NUM_TOKENS)
+    lm = load_causal_lm(find_model(str(tmp_path)), Loading(device="cpu"), NUM_TOKENS)
     assert distance(logits_of(lm, ROWS, ROWS, None, None), model(input_ids=ROWS).logits) < TOLERANCE
 
 

@@ -17,8 +17,9 @@ from sparsity_length.cli import InputError
 from sparsity_length.models.checkpoints import find_checkpoint, whole_model
 from sparsity_length.models.export import as_hugging_face, write_hugging_face_folder
 from sparsity_length.models.interface import CausalLM
-from sparsity_length.models.load import Loading, find_model, load_causal_lm
+from sparsity_length.models.load import find_model, load_causal_lm
 from sparsity_length.models.olmo import OLMoCausalLM, load_stock_olmo
+from sparsity_length.models.settings import Loading
 
 MakeOLMo = Callable[..., OLMo]
 ROWS = torch.arange(40)[None]
@@ -160,7 +161,7 @@ def test_an_exported_model_is_the_same_to_other_tools_and_a_flipped_bit_is_seen(
     model = make_olmo(**fields)
     out = tmp_path / "out"
     assert write_hugging_face_folder(model, tokenizer_file, 0, out) < 1e-5
-    exported = load_causal_lm(find_model(str(out)), Loading("cpu"), 40)
+    exported = load_causal_lm(find_model(str(out)), Loading(device="cpu"), 40)
     with torch.inference_mode():
         stock = as_hugging_face(model)(TOKENS).logits
     ours = logits_of(OLMoCausalLM(model), TOKENS, ROWS).log_softmax(-1)
@@ -174,7 +175,7 @@ def test_an_exported_model_is_the_same_to_other_tools_and_a_flipped_bit_is_seen(
     for name in ("model.safetensors", "tokenizer.json", "generation_config.json"):
         flip(out / name)
         with pytest.raises(InputError, match=f"{name} has not the SHA-256 of its manifest"):
-            load_causal_lm(find_model(str(out)), Loading("cpu"), 40)
+            load_causal_lm(find_model(str(out)), Loading(device="cpu"), 40)
         flip(out / name)
 
 

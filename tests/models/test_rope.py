@@ -17,8 +17,9 @@ from sparsity_length import explain, influential_tokens, losses
 from sparsity_length.cli import InputError
 from sparsity_length.models import attention
 from sparsity_length.models.huggingface import load_hugging_face
-from sparsity_length.models.load import Loading, find_model, load_causal_lm
+from sparsity_length.models.load import find_model, load_causal_lm
 from sparsity_length.models.rope import RopeScaling, Stair
+from sparsity_length.models.settings import Loading
 from sparsity_length.results.read import Results
 
 CPU = torch.device("cpu")
@@ -152,7 +153,7 @@ def test_nonsense_is_refused(text: str, sentence: str) -> None:
 def test_olmo_and_models_in_memory_are_refused(tmp_path: Path, make_olmo: Callable[..., OLMo]) -> None:
     write_checkpoint(tmp_path / "run", make_olmo(seed=1))
     with pytest.raises(InputError, match="is an OLMo checkpoint: export it first"):
-        load_causal_lm(find_model(str(tmp_path / "run")), Loading("cpu", rope=Stair(5, 4)), 16)
+        load_causal_lm(find_model(str(tmp_path / "run")), Loading(device="cpu", rope=Stair(5, 4)), 16)
     with pytest.raises(InputError, match="rope changes a model that is loaded here"):
         explain("a text", make_model("llama"), rope="yarn:2")
 

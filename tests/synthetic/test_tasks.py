@@ -18,10 +18,10 @@ from sparsity_length.cli import InputError
 from sparsity_length.measuring.far_context import FarContext
 from sparsity_length.models.interface import Prefix, Running, causal_visibility
 from sparsity_length.synthetic import evaluation, tasks
-from sparsity_length.synthetic.config import TaskConfig, TaskModelConfig
+from sparsity_length.synthetic.config import ATTENTION_SCHEMES, TaskConfig, TaskModelConfig
 from sparsity_length.synthetic.evaluation import found_dependencies, generate
 from sparsity_length.synthetic.models import TaskLM
-from sparsity_length.synthetic.schemes import ATTENTION_SCHEMES, Dape, Scheme, scheme_of
+from sparsity_length.synthetic.schemes import Dape, Scheme, scheme_of
 from sparsity_length.synthetic.tasks import (
     BEST_LOSS_OF_CUES,
     CUES_VOCABULARY,
