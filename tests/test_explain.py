@@ -402,6 +402,25 @@ def test_a_budget_is_kept(model: Path) -> None:
         explained_within(1, model)
 
 
+@pytest.mark.parametrize(
+    ("budget", "seconds"),
+    [
+        # The first pass took 2 seconds for 100 tokens. Losses of 150; sources of 3 predictions of 1,000 each.
+        (1000, "losses in about 3 seconds, sources of 3 predictions in about 63 in all"),
+        (50, "losses in about 3 seconds, sources of 3 predictions in about 40 in all"),  # less 10 of loading
+        (None, "losses in about 3 seconds, sources of 3 predictions in about 103 in all"),  # 100 * 100 / 2
+    ],
+)
+def test_it_is_said_how_long_it_will_take(
+    budget: float | None, seconds: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(explanation, "likely_tokens", lambda *about: 1000)
+    clock: Any = mock.Mock(seconds=10, seconds_of_passes=2, budget=budget)
+    with caplog.at_level("INFO"):
+        explanation._plan(clock, Explaining(targets=3), 100, 150, 16, 3)
+    assert f"100 tokens: {seconds}" in caplog.text
+
+
 def test_a_budget_ends_a_prediction_that_takes_longer_than_thought(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from sparsity_length.figures import (
+    beyond,
     cues,
     distance,
     distance_or_number,
@@ -490,6 +491,20 @@ def of_reach() -> Numbers:
     return found
 
 
+def of_beyond() -> Numbers:
+    """What natural text beyond the trained length costs a pretrained model, by scheme of positions."""
+    texts = beyond.of_texts(REFERENCE / "beyond")
+    harm_of = beyond.harms(texts)
+    table = []
+    for scheme, harm in harm_of.items():
+        gain = marked_bits.student(texts[f"gain {scheme}"])
+        repaired = [percent(beyond.repaired(harm_of, scheme)), beyond.verdict(harm_of, scheme)]
+        repaired = ["", ""] if scheme == beyond.PLAIN else repaired
+        table.append([scheme, marked_bits.student(harm), gain, *repaired])
+    header = ["positions", "harm, nats", "gain from distant text, nats", "repaired", "half or more?"]
+    return {"beyond": markdown(header, table), "beyond_texts": f"{len(texts)}"}
+
+
 def of_calibration() -> Numbers:
     """How many items are answered that need one, two or three distant words; the study that they were for."""
     items = pd.read_parquet(REFERENCE / "real_model" / "needed_calibration.parquet")
@@ -791,6 +806,7 @@ def numbers() -> Numbers:
         | of_searches()
         | of_length()
         | of_reach()
+        | of_beyond()
         | of_calibration()
         | of_distance()
         | of_contexts()

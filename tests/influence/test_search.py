@@ -34,6 +34,7 @@ from sparsity_length.measuring.search import (
     screened,
     single_tokens,
 )
+from sparsity_length.measuring.selecting import Selecting
 from sparsity_length.measuring.settings import ContextLengths
 from sparsity_length.models.huggingface import HuggingFaceCausalLM
 from sparsity_length.models.interface import Predictions
@@ -281,6 +282,11 @@ def test_groups_are_split_down_to_the_units_that_matter() -> None:
     assert largest == [[60, 62], [310, 312]] and effects_CVT[1].max(axis=0).tolist() == [3.0, 3.0]
     # 13 groups of 32 tokens, of which two are split in four, two of the parts again, and pairs of words.
     assert asked[:3] == [13, 8, 8] and sum(asked) < 40
+
+
+@pytest.mark.parametrize(("length", "screen"), [(2048, None), (2049, 32)])
+def test_long_contexts_are_screened_by_default(length: int, screen: int | None) -> None:
+    assert Selecting(long_context_length=length).screen == screen
 
 
 @pytest.mark.parametrize("short_context_length", [7, 9])
