@@ -73,13 +73,18 @@ def verdict(cells: pd.DataFrame) -> str:
 
 
 def cell_words(cells: pd.DataFrame, task: str, scheme: str) -> str:
-    """Accuracy at ten times the trained length, and how many seeds learned the task; empty if not trained."""
+    """Accuracy at ten times the trained length: mean, lowest and highest of the seeds that learned the task.
+
+    Behind it how many did, of all; empty if none was trained.
+    """
     is_cell = (cells["task"] == task) & (cells["positions"] == scheme) & (cells["times"] == 10)
-    seeds = seeds_of(cells, task, scheme)
+    seeds = 100 * seeds_of(cells, task, scheme)
     if not is_cell.any():
         return ""
     counts = f"({len(seeds)}/{is_cell.sum()})"
-    return f"{seeds.mean():.0%} {counts}" if len(seeds) else counts
+    if not len(seeds):
+        return counts
+    return f"{seeds.mean():.0f}% [{seeds.min():.0f}, {seeds.max():.0f}] {counts}"
 
 
 def figure_of(cells: pd.DataFrame) -> Figure:

@@ -208,7 +208,7 @@ def test_contrasts_and_cells_count_seeds_that_learned() -> None:
     assert word == "supported" and (lead.estimate, lead.low) == pytest.approx((0.4, low), abs=1e-4)
     few = scheme_cells(CLAIMED, num_learned=2)
     assert schemes.contrast(few, "F1") == (None, "inconclusive")
-    assert schemes.cell_words(few, "copy", "alibi") == "20% (2/4)"
+    assert schemes.cell_words(few, "copy", "alibi") == "20% [20, 21] (2/4)"
     assert schemes.cell_words(scheme_cells(CLAIMED, num_learned=0), "copy", "alibi") == "(0/4)"
     assert not schemes.cell_words(few, "copy", "pose")
 
