@@ -117,11 +117,11 @@ def _text_commands(study: Study) -> Iterator[Command]:
         folders[""] = {name: model["checkpoint"] for name, model in study.models.items()}
     for size_name, size in study.sizes.items():
         in_names = size_name if study.sizes_in_names else ""
-        folders[in_names] = {}
+        of_size = folders.setdefault(in_names, {})
         for model in _known(study.models if size.models is None else size.models, study.models, "model"):
             name = _joined(in_names, model)
             folder = str(run / "models" / name)
-            folders[in_names][model] = folder
+            of_size[model] = folder
             arguments = [
                 size.config,
                 *flags({"data": run / "data", "save_folder": folder}),

@@ -177,6 +177,18 @@ def test_texts_of_a_study_and_another_one_of_its_first_evaluation(folder: Path) 
     assert {read for _, read, *_ in words.values()} == {"run/evaluation/data"}
 
 
+def test_sizes_that_no_name_tells_apart_are_measured_together(folder: Path) -> None:
+    overrides = [
+        "sizes_in_names=false",
+        "sizes.tiny.models=[short-seed0]",
+        "sizes.b={config: b.yaml, models: [long-seed1]}",
+    ]
+    commands = {one.name: one for one in commands_of(load_study(folder / "text.yaml", overrides))}
+    names = ["short-seed0", "long-seed1"]
+    assert {f"run/models/{name}" for name in names} <= {*commands["loss_differences"].arguments}
+    assert {*names} <= {*commands["loss_differences"].needs}
+
+
 def test_needles_are_planted_in_the_text_and_measured_in_its_place() -> None:
     needs = {one.name: one.needs for one in commands_of(load_study(Path("olmo_configs/studies/reach.yaml")))}
     for name in ("", "-yarn"):
