@@ -84,7 +84,8 @@ def cell_words(cells: pd.DataFrame, task: str, scheme: str) -> str:
     counts = f"({len(seeds)}/{is_cell.sum()})"
     if not len(seeds):
         return counts
-    return f"{seeds.mean():.0f}% [{seeds.min():.0f}, {seeds.max():.0f}] {counts}"
+    ends = f"[{seeds.min():.0f}, {seeds.max():.0f}] " if len(seeds) > 1 else ""
+    return f"{seeds.mean():.0f}% {ends}{counts}"
 
 
 def figure_of(cells: pd.DataFrame) -> Figure:
