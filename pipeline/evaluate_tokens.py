@@ -35,7 +35,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def settings(arguments: argparse.Namespace) -> Evaluating:
     """What is asked for; lengths, rules and k are those of the choices, which may not be there yet."""
     load_rule_files(arguments)
-    return Evaluating.of(vars(arguments))
+    return Evaluating.asked(arguments)
 
 
 STAGE = measuring_stage(

@@ -45,7 +45,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def settings(arguments: argparse.Namespace) -> Selecting:
     """What is to be measured; lengths, rules and k that do not fit together are refused."""
     load_rule_files(arguments)
-    return Selecting.of(vars(arguments))
+    return Selecting.asked(arguments)
 
 
 STAGE = measuring_stage(

@@ -35,7 +35,7 @@ from sparsity_length.measuring.settings import Placing, measuring_stage
 STAGE = measuring_stage(
     __doc__,
     Placing.add_flags,
-    lambda arguments: Placing.of(vars(arguments)),
+    Placing.asked,
     "sparsity_length.measuring.measurements:length_interference",
 )
 

@@ -27,7 +27,7 @@ STAGE = Stage(
     __doc__,
     Planting.add_flags,
     run=Planting.given_to(plant),
-    settings=Planting.given_to(lambda asked, needed: asked),
+    settings=Planting.asked,
     left=Planting.given_to(left),
 )
 

@@ -73,7 +73,7 @@ STAGE = Stage(
     __doc__,
     add_flags,
     run=Tokenizing.given_to(tokenize),
-    settings=Tokenizing.given_to(lambda asked, needed: asked),
+    settings=Tokenizing.asked,
     left=Tokenizing.given_to(left),
     check_input=Tokenizing.given_to(check_input),
 )

@@ -83,7 +83,12 @@ class Settings:
     @classmethod
     def given_to(cls, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function of the settings, as a `Stage` has it: of a command line's arguments, and all else."""
-        return lambda arguments, *others: function(cls.of(vars(arguments)), *others)
+        return lambda arguments, *others: function(cls.asked(arguments), *others)
+
+    @classmethod
+    def asked(cls, arguments: argparse.Namespace, needed: object = ()) -> Self:
+        """What a command line asks for, as a `Stage` has it."""
+        return cls.of(vars(arguments))
 
     @classmethod
     def checked(cls, **values: Any) -> dict[str, Any]:

@@ -248,9 +248,9 @@ def measuring_stage(
         add_flags(parser)
 
     def work(arguments: argparse.Namespace) -> Any:
-        job = Job.of(vars(arguments))
+        job = Job.asked(arguments)
         asked = late(measurement)(job, settings(arguments))
-        return late("sparsity_length.measuring.stage:Work")(job, Loading.of(vars(arguments)), asked)
+        return late("sparsity_length.measuring.stage:Work")(job, Loading.asked(arguments), asked)
 
     return Stage(
         manual,
