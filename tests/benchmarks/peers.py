@@ -13,10 +13,10 @@ another, as its own documentation has it:
 Integrated gradients get as many steps as take about as long as `explain`, a step being a saliency map: the
 other methods have no setting that makes more of more time.
 
-All are evaluated by one measure, computed here with stock transformers and none of the tools: put the top 4
-distant tokens into four contexts whose distant tokens are another text's, and count how much of the total
-effect, KL(full || swapped), they recover. Sums over all predictions. Loading a model is timed for `explain`
-only. Seconds are the processor's.
+All are evaluated by one measure, computed here with stock transformers and none of the tools: put as many of
+a tool's first distant tokens as `explain`'s sources hold into four contexts whose distant tokens are another
+text's, and count how much of the total effect, KL(full || swapped), they recover. Sums over all predictions.
+Loading a model is timed for `explain` only. Seconds are the processor's.
 """
 
 import argparse
@@ -48,7 +48,6 @@ from sparsity_length import explain
 from sparsity_length.cli import Stage
 from sparsity_length.text.sources import first_passages
 
-TOP = 4
 NUM_SWAPPED = 4
 
 
@@ -102,6 +101,12 @@ def methods_of(folder: str, model: Any, tokenizer: Any) -> dict[str, Callable[..
     return found
 
 
+def tokens_of(found: pd.DataFrame) -> list[int]:
+    """The tokens of all sources of one prediction."""
+    spans = zip(found["source_position"], found["source_end"], strict=True)
+    return [token for span in spans for token in range(*span)]
+
+
 @torch.inference_mode()
 def effects(
     model: Any, own: torch.Tensor, others: torch.Tensor, near: int, in_place: Sequence[list[int]]
@@ -126,14 +131,14 @@ def main(arguments: argparse.Namespace) -> None:
     methods = methods_of(folder, stock, tokenizer)
     passages = tokenizer("\n\n".join(first_passages(24 * arguments.length)))["input_ids"]
     others = torch.tensor(passages[: NUM_SWAPPED * arguments.length]).reshape(NUM_SWAPPED, -1)
-    asked = {"unit": "token", "targets": arguments.targets, "sources": TOP, "budget": 600}
+    asked = {"targets": arguments.targets, "budget": 60 * arguments.targets}
     rows = []
     for text in arguments.text:
         ids = tokenizer(text.read_text())["input_ids"][: arguments.length]
         started = time.process_time()
         by_position = explain(tokenizer.decode(ids), folder, **asked).frame.groupby("position")
         near = by_position["near_position"].first()
-        sources = {"explain": by_position["source_position"].apply(list)}
+        sources = {"explain": by_position.apply(tokens_of)}
         seconds = {"explain": (time.process_time() - started) / len(near)}
         # A prompt that tokenizes otherwise when it ends at the prediction cannot be given to the other tools.
         positions = [p for p in near.index if tokenizer(tokenizer.decode(ids[:p]))["input_ids"] == ids[:p]]
@@ -146,14 +151,14 @@ def main(arguments: argparse.Namespace) -> None:
             assert [*map(len, scores.values())] == positions, f"{method} scores other tokens"
             # The first token, an attention sink, is nobody's source.
             sources[method] = {
-                p: sorted(range(1, near[p]), key=of.__getitem__, reverse=True)[:TOP]
+                p: sorted(range(1, near[p]), key=of.__getitem__, reverse=True)[: len(sources["explain"][p])]
                 for p, of in scores.items()
             }
         for p in positions:
             in_place = [[], *(of[p] for of in sources.values())]
             total, *remaining = effects(stock, torch.tensor(ids[:p]), others[:, :p], near[p], in_place)
             for method, left in zip(sources, remaining, strict=True):
-                row = {"text": text.stem, "method": method, "position": p, "sources": sources[method][p]}
+                row = {"text": text.name, "method": method, "position": p, "sources": sources[method][p]}
                 rows.append(row | {"total_effect": total, "remaining": left, "seconds": seconds[method]})
     table = pd.DataFrame(rows)
     table.to_parquet(arguments.out, index=False)
@@ -161,6 +166,7 @@ def main(arguments: argparse.Namespace) -> None:
     sums = by_method[["remaining", "total_effect"]].sum()
     summary = by_method["seconds"].agg(seconds="mean", predictions="size")
     summary.insert(0, "recovered", 1 - sums["remaining"] / sums["total_effect"])
+    summary["tokens"] = table["sources"].map(len).groupby(table["method"]).mean()
     sys.stdout.write(f"{summary.round(3).to_string()}\n")
 
 
