@@ -498,8 +498,9 @@ def of_beyond() -> Numbers:
     table = []
     for scheme, harm in harm_of.items():
         gain = marked_bits.student(texts[f"gain {scheme}"])
-        repaired = [percent(beyond.repaired(harm_of, scheme)), beyond.verdict(harm_of, scheme)]
-        repaired = ["", ""] if scheme == beyond.PLAIN else repaired
+        repaired = ["", ""]
+        if scheme != beyond.PLAIN:
+            repaired = [percent(beyond.repaired(harm_of, scheme)), beyond.verdict(harm_of, scheme)]
         table.append([scheme, marked_bits.student(harm), gain, *repaired])
     header = ["positions", "harm, nats", "gain from distant text, nats", "repaired", "half or more?"]
     return {"beyond": markdown(header, table), "beyond_texts": f"{len(texts)}"}

@@ -36,8 +36,9 @@ class RopeScaling:
     factor: float
 
     @classmethod
-    def parse(cls, text: str) -> "RopeScaling | Stair":
-        """Read KIND:FACTOR, or stair:W:E; InputError says what is wrong with it."""
+    def parse(cls, value: object) -> "RopeScaling | Stair":
+        """Read KIND:FACTOR, or stair:W:E, or what was read; InputError says what is wrong with it."""
+        text = str(value)
         stair = re.fullmatch(r"stair:([1-9]\d{0,8}):([1-9]\d{0,8})", text)
         if stair is not None:
             return Stair(int(stair[1]), int(stair[2]))

@@ -11,10 +11,6 @@ def _dtype(value: Any) -> str:
     return str(value).removeprefix("torch.")
 
 
-def _rope(value: Any) -> RopeScaling | Stair:
-    return RopeScaling.parse(str(value))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Loading(Settings):
     """How models are loaded."""
@@ -35,7 +31,7 @@ class Loading(Settings):
         str, "for Hugging Face models, instead of --device: auto spreads the layers over all devices", None
     )
     rope: RopeScaling | Stair | None = setting(
-        _rope,
+        RopeScaling.parse,
         "change the RoPE of a Hugging Face model when loading it: yarn:2 scales it (YaRN), stair:512:50 lets"
         " 50 tokens share a position ID beyond the last 512 (default: as trained)",
         None,
