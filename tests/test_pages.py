@@ -233,7 +233,10 @@ STUDIES = {
             sparse=",smallest_size=18,largest_size=18,num_position_ids=512,model.num_keys=8",
             **dict.fromkeys(("copy", "scratchpad"), ",largest_size=5,num_position_ids=256"),
         ),
+        # Others of their kind, at full size if they are left in.
         *(f"synthetic.grids.{grid}=null" for grid in ("far_and_near", "many", "assignment")),
+        *(f"synthetic.grids.{task}_sparse=null" for task in ("copy", "scratchpad", "assignment")),
+        "synthetic.grids.copy_others=null",
         "synthetic.evaluate_synthetic.variable_assignment=null",
     ],
     "synthetic_schemes_36": _of_tasks(
