@@ -31,6 +31,7 @@ from tiny_task import TINY_TASK
 from sparsity_length.cli import InputError, stage_of
 from sparsity_length.studies import run as studies
 from sparsity_length.studies.commands import Command
+from sparsity_length.studies.file import load_study
 from sparsity_length.text.tokenizer import train_bpe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -114,6 +115,7 @@ WORDS = {
     "bpe:2048": "bpe:320",
     "max_duration=360": "max_duration=4",
     "runs/c4/data": "runs/hand/data",
+    "runs/beyond/texts.jsonl": "english.jsonl",
 }
 """Words of pages, and what stands for them here."""
 PARTS = {
@@ -157,19 +159,22 @@ def _overrides(size: str, save_interval: int = 4, further: Sequence[str] = ()) -
     return [f"sizes.{size}.overrides=[{small}]", f"sizes.{size}.max_duration=4"]
 
 
-def _of_tasks(tested: Sequence[str], found: Sequence[str] = (), **grids: str) -> list[str]:
-    """Overrides of a study of synthetic tasks: what it asks, and its grids with what else these override."""
-    small = ",".join([*TINY_TASK, "save_interval=3", "eval_interval=3"])
-    return [
-        *(f"synthetic.grids.{grid}.overrides=[{small}{others}]" for grid, others in grids.items()),
-        *(f"synthetic.grids.{grid}.seeds=[0]" for grid in grids),
-        *(f"synthetic.evaluate_synthetic.{task}.num_examples=4" for task in tested),
-        *(f"synthetic.evaluate_synthetic.found_{task}.num_examples=2" for task in found),
-    ]
+def _of_tasks(study: Path) -> list[str]:
+    """Overrides of a study of synthetic tasks: one seed of each grid, tiny, and few test examples."""
+    tasks = load_study(study).synthetic
+    if tasks is None:
+        return []
+    tiny = [*TINY_TASK, "save_interval=3", "eval_interval=3"]
+    overrides = []
+    for name, grid in tasks.grids.items():
+        of_grid = ",".join([*grid.overrides, *tiny])  # of two for one field the later wins
+        overrides += [f"synthetic.grids.{name}.overrides=[{of_grid}]", f"synthetic.grids.{name}.seeds=[0]"]
+    for name, test in tasks.evaluate_synthetic.items():
+        number = 2 if test.get("dependencies") else 4
+        overrides.append(f"synthetic.evaluate_synthetic.{name}.num_examples={number}")
+    return overrides
 
 
-_OF_CUES = ("plain", "coupled", "pose")
-_FOUND = ["variable_assignment", "sparse_parity"]
 STUDIES = {
     "demo": [
         "run=runs/study",
@@ -212,74 +217,19 @@ STUDIES = {
         "evaluation.max_documents=5",
     ],
     "needed_context": ["data.source=[english.jsonl]", "evaluation.targets_per_chunk=4"],
-    "synthetic_rotated": _of_tasks(
-        ["copy", "variable_assignment", "addition_padded"],
-        copy=",model.rotary_fraction=1.0",
-        variable_assignment="",
-        addition_padded="",
-    ),
-    "synthetic_parity": _of_tasks(
-        [f"sparse_{name}" for name in ("parity", "or", "majority", "last", "lookup")],
-        **dict.fromkeys(("parity", "or", "others"), ",num_position_ids=256,smallest_size=18,largest_size=18"),
-    ),
-    "parity_learnt": _of_tasks(
-        ["sparse_parity"],
-        parity=",num_position_ids=256,smallest_size=18,largest_size=18,stop_at_accuracy=0.995",
-    ),
-    "synthetic_schemes": [
-        *_of_tasks(
-            ["sparse_first", "sparse_last", "sparse_majority", "copy", "parity_scratchpad"],
-            others=",smallest_size=18,largest_size=18,num_position_ids=512",
-            sparse=",smallest_size=18,largest_size=18,num_position_ids=512,model.num_keys=8",
-            **dict.fromkeys(("copy", "scratchpad"), ",largest_size=5,num_position_ids=256"),
-        ),
-        # Others of their kind, at full size if they are left in.
-        *(f"synthetic.grids.{grid}=null" for grid in ("far_and_near", "many", "assignment")),
-        *(f"synthetic.grids.{task}_sparse=null" for task in ("copy", "scratchpad", "assignment")),
-        "synthetic.grids.copy_others=null",
-        "synthetic.evaluate_synthetic.variable_assignment=null",
-    ],
-    "synthetic_schemes_36": _of_tasks(
-        ["sparse_first", "sparse_last"],
-        far_and_near=",smallest_size=36,largest_size=36,num_position_ids=512",
-    ),
-    "synthetic_beyond_k": _of_tasks(
-        ["sparse_parity_scratchpad", "variable_assignment_hops"], scratchpad="", hops=""
-    ),
-    "cue_distances": _of_tasks(["cues_1", "cues_4"], plain=""),
-    "cues": [
-        *_of_tasks(["cues_1"], **dict.fromkeys(_OF_CUES, "")),
-        # One task in each grid, that not all need be trained.
-        *(f"synthetic.grids.{grid}.tasks=[cues_1]" for grid in _OF_CUES),
-        *(f"synthetic.evaluate_synthetic.{task}=null" for task in ("cues_2", "cues_4")),
-    ],
-    "synthetic": [
-        "run=runs/synthetic_study",
-        *_of_tasks(
-            [*_FOUND, "parity_scratchpad", "planted_correlation", "copy", "addition"],
-            _FOUND,
-            **dict.fromkeys(
-                (
-                    "variable_assignment",
-                    "parity_scratchpad",
-                    "other_positions",
-                    "sparse_parity_k1",
-                    "sparse_parity_k2",
-                    "sparse_parity_k3",
-                    "planted_k1",
-                    "planted_k2",
-                    "copy_pose",
-                    "copy_predicted",
-                    "addition_coupled",
-                    "addition_pose",
-                ),
-                "",
-            ),
-            addition_predicted=",spread_of_coupled_ids=contiguous",
-        ),
+    "synthetic": ["run=runs/synthetic_study"],
+    "pretrained_beyond": [
+        "data.source=[texts/a.jsonl]",
+        "evaluation.short_context_length=8",
+        "evaluation.long_context_length=96",
+        "evaluation.targets_per_chunk=4",
+        "evaluation.max_documents=2",
+        "further_evaluations.stair.rope=stair:16:4",
+        "further_evaluations.within.long_context_length=32",
     ],
 }
-"""Study files, and the fields that tests override; `run` where the page's other commands have that folder."""
+"""Study files, and the fields that tests override beside `_of_tasks`; `run` where the page's other commands
+have that folder."""
 
 
 def texts_and_models(folder: Path) -> None:
@@ -364,8 +314,10 @@ def _at_small_size(name: str, words: list[str]) -> list[str]:
         VALUES.get(flag, WORDS.get(word, _smaller(word)))
         for flag, word in zip(["", *words], words, strict=False)  # each with the word before it
     ]
-    further = STUDIES[Path(small[0]).stem] if name == "study" else FURTHER_WORDS.get(name, [])
-    return [*small, *further]
+    if name != "study":
+        return [*small, *FURTHER_WORDS.get(name, [])]
+    study = Path(small[0])
+    return [*small, *STUDIES.get(study.stem, []), *_of_tasks(study)]
 
 
 def _smaller(word: str) -> str:
