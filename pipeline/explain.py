@@ -21,8 +21,9 @@
    as a whole.
 3. Finally it puts the sources back into the text of two other documents, which the search has not seen, and
    measures the fraction of the total effect that they recover. A prediction whose sources recover less than
-   10% has "no source". It also swaps each source alone: a source is "needed" if that causes at least 10% of
-   the total effect, and "redundant" otherwise, as the rest of the text says the same.
+   10% has "no source". It also swaps each source alone: a source is "needed" if that takes at least 10% of
+   the total effect, "against" if it adds as much, and "redundant" otherwise, as the rest of the text says the
+   same.
 
 For a model without BOS, the first measured token is never a source, since such models use it as an attention
 sink; neither are control tokens of a chat. The estimates miss what a distant token tells other distant

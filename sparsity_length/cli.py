@@ -225,6 +225,7 @@ def progress(
         total=total,
         initial=initial,
         mininterval=0.5 if sys.stderr.isatty() else 10,
+        miniters=0,  # so that `update(0)` shows what is new
         dynamic_ncols=True,
         smoothing=0.05,
     )

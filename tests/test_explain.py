@@ -165,7 +165,11 @@ def test_a_whole_is_the_sum_of_its_tokens(
     swaps_of_one = [full - score(swapped(own, searched, [place])) for place in range(1, near)]
     np.testing.assert_allclose(effects, swaps_of_one, atol=5e-5)
     # One that works against the effect, of the other sign, is not needed.
-    assert (exact.frame["is_needed"] == (exact.frame["effect"] / target["total_effect"] >= 0.1)).all()
+    shares = exact.frame["effect"] / target["total_effect"]
+    assert (exact.frame["is_needed"] == (shares >= 0.1)).all()
+    if not target["no_source"]:
+        tags = str(exact).count("recovered, needed"), str(exact).count("recovered, against")
+        assert tags == ((shares >= 0.1).sum(), (shares <= -0.1).sum())
 
     (found,) = explain(f"{text}, and", model, **asked, sources=2).targets
     spans = [range(source["source_position"], source["source_end"]) for source in found["sources"]]

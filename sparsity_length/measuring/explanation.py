@@ -19,7 +19,6 @@ from sparsity_length.measuring.contexts import (
     Batching,
     FullPass,
     PackedSequence,
-    Rows,
     full_pass,
     read_prefix,
     text_rows,
@@ -36,7 +35,7 @@ from sparsity_length.measuring.settings import (
 from sparsity_length.measuring.stage import failures_in_words
 from sparsity_length.measuring.windows import window_losses, window_starts
 from sparsity_length.models.given import GivenModel
-from sparsity_length.models.interface import CausalLM, Predictions
+from sparsity_length.models.interface import CausalLM, Predictions, Prefix
 from sparsity_length.models.settings import Loading
 from sparsity_length.pages.explained import LEAST_RECOVERED, Explanation
 from sparsity_length.results.table import printable
@@ -133,7 +132,8 @@ def explain(
             source_byte_start, source_byte_end: its place in the text's UTF-8;
             effect, probability_swapped: what swapping it alone does to the prediction, nats, and the
                 probability then;
-            is_needed: whether that effect is at least 10% of the total; if not, others say the same;
+            is_needed: whether that effect is at least 10% of the total; if not, others say the same, or it
+                speaks against, with an effect of the other sign;
             recovered_so_far: with the sources up to this one: of `recovered` an estimated share.
     """
     started = time.monotonic() if started is None else started
@@ -246,22 +246,22 @@ def _generated(
     model: CausalLM, token_ids_N: np.ndarray, num_tokens: int, tokenizer: DocumentTokenizer
 ) -> list[int]:
     """The likeliest next tokens, one after another, until one ends the text."""
-    num_read = len(token_ids_N) - 1
-    # The prefix does not grow: each step reads the last token and the answer so far again, which is
-    # quadratic in the length of the answer only.
-    prefix = read_prefix(model, token_ids_N[:-1])
     ends = {*model.end_token_ids, tokenizer.eos_token_id}
-    answer = [int(token_ids_N[-1])]
-    while len(answer) <= num_tokens:
-        places_1S = np.arange(len(answer))[None]
-        rows = Rows(np.array([answer]), num_read + places_1S, None, places_1S[:, -1:])
-        hidden_11D = model.hidden_states(*rows.on_device(model.device), prefix)
+    prefix: Prefix | None = None
+    num_read = 0
+    answer: list[int] = []
+    while len(answer) < num_tokens:
+        rows = text_rows(token_ids_N)
+        rows = rows._replace(position_ids_BS=num_read + rows.position_ids_BS)
+        hidden_11D, prefix = model.read(*rows.on_device(model.device), prefix)
         logits_1V = model.logits(hidden_11D[0])
         token_id = int(logits_1V.argmax())
         if token_id in ends:
             break
+        num_read += len(token_ids_N)
+        token_ids_N = np.array([token_id])
         answer.append(token_id)
-    return answer[1:]
+    return answer
 
 
 class _Clock:

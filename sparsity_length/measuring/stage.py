@@ -133,7 +133,15 @@ class Work:
             facts = {**checkpoint.training_facts, "num_parameters": model.num_parameters}
         work = [(shard, index) for shard in output.pending_shards() for index in self._shards[shard]]
         rows: list[tuple[str, Columns]] = []
-        for shard, index in progress(work, f"{asked.stage} {checkpoint.name}", "document"):
+        bar = progress(work, f"{asked.stage} {checkpoint.name}", "document")
+
+        def show_tokens(num_rows: int) -> None:
+            """A document of many tokens takes minutes, so that its passes are shown."""
+            bar.set_postfix_str(f"{model.num_rows_run + num_rows:,} forward tokens", refresh=False)
+            bar.update(0)
+
+        model.before_pass = show_tokens
+        for shard, index in bar:
             for chunk in chunks_of(
                 self._documents,
                 index,

@@ -278,7 +278,11 @@ def _named(target: dict[str, Any], source: dict[str, Any]) -> str:
     """What a source is to the prediction."""
     if target["no_source"]:
         return "no source"
-    return "needed" if source["is_needed"] else "redundant"
+    if source["is_needed"]:
+        return "needed"
+    # Divergences have no sign; what several tokens or a comparison get from a source has one.
+    is_against = source["effect"] / target["total_effect"] <= -LEAST_RECOVERED
+    return "against" if is_against else "redundant"
 
 
 def _quoted(piece: str) -> str:

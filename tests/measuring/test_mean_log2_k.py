@@ -364,8 +364,9 @@ def test_sparsity_agrees_with_a_recomputation_from_the_sparse_losses(tables: Tab
     assert found["k_90"].notna().any() and found["is_censored"].any() and is_small.any()
 
 
-def test_shards_move_no_number(measurable: Path, tmp_path: Path) -> None:
+def test_shards_move_no_number(measurable: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = measured_tables(measurable, tmp_path / "1", "--documents-per-shard", "1")
+    assert " forward tokens]" in capsys.readouterr().err
     three = measured_tables(measurable, tmp_path / "3", "--documents-per-shard", "3")
     names = [*TARGET, "rule", "distant_context", "rank", "k", "criterion"]
     for artefact, rows in one.items():  # shard by shard they come in another order
