@@ -518,18 +518,22 @@ def of_calibration() -> Numbers:
 
 def of_distance() -> Numbers:
     """What predictions keep of a distant context moved away, by the tokens that they need; the verdicts."""
-    targets, predictor = distance.deciding(moved_targets())
+    moved = moved_targets()
+    targets, predictor = distance.deciding(moved)
     slopes = distance.slopes(targets, predictor)
+    removed = distance.known_targets(moved, distance.BY_REMOVAL)
     found: Numbers = {
         "distance_sample": sample(slopes.iloc[0]),
         "distance_verdict": distance.verdict(slopes),
         "distance_predictor": distance.PREDICTORS[predictor],
+        "distance_halves": f"{distance.reliability(targets)[0]:.2f}",
     }
-    for row in slopes.to_dict("records"):
-        unit = "%" if row["outcome"] == distance.UNSEEN else " points"
-        name = f"distance_{row['outcome']}"
-        cell = percent(interval_of(row, "slope"), unit)
-        found |= {name: f"{row['word']}: {cell}", f"{name}_cell": cell}
+    for of, table in {"": slopes, "_removal": distance.slopes(removed, distance.BY_REMOVAL)}.items():
+        for row in table.to_dict("records"):
+            unit = "%" if row["outcome"] == distance.UNSEEN else " points"
+            name = f"distance_{row['outcome']}{of}"
+            cell = percent(interval_of(row, "slope"), unit)
+            found |= {name: f"{row['word']}: {cell}", f"{name}_cell": cell}
     curves = rows_by(distance.curves(targets), "rope", "gap")
     gaps = sorted({gap for _, gap in curves if gap})
     lines = []
@@ -656,10 +660,13 @@ def of_schemes() -> Numbers:
         [words, *(lead_of(of_length, name) for of_length in of_lengths)]
         for name, (words, *_) in schemes.CONTRASTS.items()
     ]
+    at_trained = cells[cells["is_learnt"] & (cells["times"] == 1)]
+    least_right = at_trained.groupby("task")["exact_match"].min()
     of_one = schemes.of_cells(synthetic("synthetic/schemes"), k=1)
     ones = [schemes.seeds_of(of_one, task, "alibi").mean() for task in (schemes.FIRST, schemes.LAST)]
     return {
         "schemes_one": " and ".join(f"{one:.0%}" for one in ones),
+        "schemes_least": f"{least_right.min():.0%}",
         "schemes": markdown(["accuracy", *(schemes.TASK_WORDS[task] for task in tasks)], table),
         "schemes_leads": markdown(["contrast", "trained at 18 tokens", "at 36 tokens"], leads),
         "schemes_verdict": schemes.verdict(cells),

@@ -200,6 +200,11 @@ def of_distance(moved: pd.DataFrame) -> Iterator[Row]:
         of = samples[distance.OF_EFFECT]
         found = slope(of, distance.SPLINES)
         yield from named([(distance.OF_EFFECT_AND_WORTH, interval_of(found, "slope"))], sample_counts(of))
+        for other, words in distance.PREDICTORS.items():
+            of = known(other)
+            if other != predictor and len(of):
+                found = distance.jackknifed(outcome.values, other, of)
+                yield from named([(f"tokens needed {words}", interval_of(found, "slope"))], sample_counts(of))
 
 
 def of_synthetic_tasks() -> Iterator[Row]:
