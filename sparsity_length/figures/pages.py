@@ -527,6 +527,7 @@ def of_distance() -> Numbers:
         "distance_verdict": distance.verdict(slopes),
         "distance_predictor": distance.PREDICTORS[predictor],
         "distance_halves": f"{distance.reliability(targets)[0]:.2f}",
+        "distance_both": f"{targets[distance.SPARSITY].corr(targets[distance.BY_REMOVAL]):.2f}",
     }
     for of, table in {"": slopes, "_removal": distance.slopes(removed, distance.BY_REMOVAL)}.items():
         for row in table.to_dict("records"):
@@ -550,15 +551,6 @@ def of_distance() -> Numbers:
         cells = [f"{groups[part, rope, gap]['kept']:.0%}" for rope, gap in places]
         lines.append([f"{log2_k:.1f}", *cells])
     header = ["tokens needed, doublings", "1,024", "2,048", "4,096", "9,216", "YaRN × 2, 9,216"]
-    variants = {
-        "loss": "by the loss",
-        "worth": "with log_worth",
-        "effect": distance.OF_EFFECT,
-        "effect_worth": distance.OF_EFFECT_AND_WORTH,
-    }
-    for words, variant in variants.items():
-        slope = robust("slope of the share kept", distance.TRAINED, 0, "", variant)
-        found[f"distance_trained_{words}"] = slope
     return found | {"distance_parts": markdown(header, lines)}
 
 
