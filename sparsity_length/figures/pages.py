@@ -653,12 +653,11 @@ def of_schemes() -> Numbers:
         for name, (words, *_) in schemes.CONTRASTS.items()
     ]
     at_trained = cells[cells["is_learnt"] & (cells["times"] == 1)]
-    least_right = at_trained.groupby("task")["exact_match"].min()
     of_one = schemes.of_cells(synthetic("synthetic/schemes"), k=1)
     ones = [schemes.seeds_of(of_one, task, "alibi").mean() for task in (schemes.FIRST, schemes.LAST)]
     return {
         "schemes_one": " and ".join(f"{one:.0%}" for one in ones),
-        "schemes_least": f"{least_right.min():.0%}",
+        "schemes_least": f"{at_trained['exact_match'].min():.0%}",
         "schemes": markdown(["accuracy", *(schemes.TASK_WORDS[task] for task in tasks)], table),
         "schemes_leads": markdown(["contrast", "trained at 18 tokens", "at 36 tokens"], leads),
         "schemes_verdict": schemes.verdict(cells),
