@@ -66,10 +66,10 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(tmp_path: Path, architecture: s
     ("task", "positions", "overrides", "words"),
     [
         ("sparse_parity", "pose", ["largest_sparsity=11"], "has k up to 10, by largest_size"),
-        ("sparse_parity", "predicted", [], "unknown positions of sparse_parity"),
+        ("sparse_parity", "predicted", [], "sparse_parity has no predicted position IDs"),
         ("copy", "sparse", [], "model.num_keys is None; positions sparse need one"),
         ("copy", "alibi", ["model.num_keys=8"], "model.num_keys is 8; positions sparse need one"),
-        ("cues_1", "predicted", [], "unknown positions of cues_1"),
+        ("cues_1", "predicted", [], "cues_1 has no predicted position IDs"),
         ("sparse_parity", "pose", ["smallest_size=9"], "size 9 "),
         ("variable_assignment", "pose", ["largest_size=300"], "size 300 "),
         ("cues_4", "contiguous", ["smallest_size=2", "largest_size=2"], "size 2 "),

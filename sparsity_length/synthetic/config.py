@@ -199,7 +199,11 @@ def load_task_config(path: Path, overrides: list[str], *, task: str, positions: 
     of_task = TASKS[task]
     # Most tasks with k have no coupled IDs; those of cues cannot be predicted.
     known = (*POSITION_SCHEMES, *ATTENTION_SCHEMES, *of_task.coupled_schemes)
-    require_name(f"positions of {task}", positions, known)
+    require(
+        positions not in COUPLED_SCHEMES or positions in of_task.coupled_schemes,
+        f"{task} has no {positions} position IDs; it can be trained with positions {', '.join(known)}",
+    )
+    require_name("positions", positions, known)
     require(
         (positions == "sparse") == bool(config.model.num_keys),
         f"model.num_keys is {config.model.num_keys}; positions sparse need one, at least 1, and others none",

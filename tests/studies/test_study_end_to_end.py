@@ -137,7 +137,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ["further_evaluations.chosen={stages: [evaluate_tokens]}"],
             "that evaluate_tokens-tiny-chosen needs: 'influential_tokens-tiny-chosen'; did you mean",
         ),
-        ("tasks", ["synthetic.grids.both.positions=[coupled]"], "parity-k1-coupled-seed0: .* 'coupled'"),
+        ("tasks", ["synthetic.grids.both.positions=[coupled]"], "parity-k1-coupled-seed0: .* has no coupled"),
         ("tasks", ["synthetic.grids.both.overrides=[num_step=3]"], "parity-k1-pose-seed0: .* 'num_steps'"),
         (
             "tasks",
