@@ -125,7 +125,8 @@ def robust(
     """One of its intervals: a fraction in percent, a lead in points."""
     rows = rows_by(robustness(), "headline", "model", "k", "criterion", "variant")
     found = interval_of(rows[headline, model, k, criterion, variant], "estimate")
-    unit = " points" if headline.startswith(("lead", "slope of the share")) else "%"
+    is_in_points = headline.startswith(("lead", "slope of the share")) and model != distance.UNSEEN
+    unit = " points" if is_in_points else "%"
     return percent(found, unit)
 
 
@@ -518,10 +519,8 @@ def of_calibration() -> Numbers:
 
 def of_distance() -> Numbers:
     """What predictions keep of a distant context moved away, by the tokens that they need; the verdicts."""
-    moved = moved_targets()
-    targets, predictor = distance.deciding(moved)
+    targets, predictor = distance.deciding(moved_targets())
     slopes = distance.slopes(targets, predictor)
-    removed = distance.known_targets(moved, distance.BY_REMOVAL)
     found: Numbers = {
         "distance_sample": sample(slopes.iloc[0]),
         "distance_verdict": distance.verdict(slopes),
@@ -529,12 +528,12 @@ def of_distance() -> Numbers:
         "distance_halves": f"{distance.reliability(targets)[0]:.2f}",
         "distance_both": f"{targets[distance.SPARSITY].corr(targets[distance.BY_REMOVAL]):.2f}",
     }
-    for of, table in {"": slopes, "_removal": distance.slopes(removed, distance.BY_REMOVAL)}.items():
-        for row in table.to_dict("records"):
-            unit = "%" if row["outcome"] == distance.UNSEEN else " points"
-            name = f"distance_{row['outcome']}{of}"
-            cell = percent(interval_of(row, "slope"), unit)
-            found |= {name: f"{row['word']}: {cell}", f"{name}_cell": cell}
+    for row in slopes.to_dict("records"):
+        outcome = row["outcome"]
+        cell = robust("slope of the share kept", outcome, 0, "")
+        removal = robust("slope of the share kept", outcome, 0, "", "tokens needed by removal")
+        name = f"distance_{outcome}"
+        found |= {name: f"{row['word']}: {cell}", f"{name}_cell": cell, f"{name}_removal": removal}
     curves = rows_by(distance.curves(targets), "rope", "gap")
     gaps = sorted({gap for _, gap in curves if gap})
     lines = []
