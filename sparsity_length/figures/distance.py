@@ -409,8 +409,8 @@ def moved_figure(targets: pd.DataFrame, predictor: str) -> Figure:
     plain = curves(targets).set_index(["rope", "gap"])["kept"]
     drawing.put_title(
         figure,
-        f"Moved 2,048 position IDs away, distant text keeps {plain[PLAIN, 2048]:.0%} of its worth; at 9,216"
-        f" {plain[PLAIN, 9216]:.0%}, with YaRN {plain[YARN, 9216]:.0%}",
+        f"Moved 2,048 position IDs away, predictions keep {plain[PLAIN, 2048]:.0%} of what distant text is"
+        f" worth (mean clipped share); at 9,216 {plain[PLAIN, 9216]:.0%}, with YaRN {plain[YARN, 9216]:.0%}",
         drawing.sample_size(table),
         "mean of shares clipped to 0 to 100%",
         drawing.BARS,

@@ -60,6 +60,12 @@ GEMMA = "Gemma-3-270M"
 SELECTOR = "2m-long-seed0"
 EVALUATOR = "2m-long-seed1"
 SELECTED = "leave_one_out_divergence"
+CACHE_POLICIES = {
+    "caches_choosing": (SELECTED, "snapkv", "attention"),
+    "caches_others": ("quest", "streaming_llm", "recency"),
+}
+OR_MODELS = 0.95
+"""Least fraction of a model's answers to several bits that are OR's, if it is told to answer OR."""
 CHANGES = ["variant", "k", "criterion"]
 """What may differ between rows of one headline."""
 Numbers = dict[str, str]
@@ -487,6 +493,12 @@ def of_reach() -> Numbers:
                 kept = percent(reach.kept_at(reach.of_curve(table, model, rope), gap))
                 found[f"reach_{by}_{words}"] = f"{word}: {kept}, {percent(lead, ' points')} more than plain"
                 found[f"reach_unread_{words}"] = f"{gap:,}"
+    early = reach.of_curve(table, SMOLLM2, reach.PLAIN)
+    found["reach_kept_early"] = percent(reach.kept_at(early, 2048))
+    color = reach.of_curve(table, SMOLLM2, reach.YARN, "color")
+    found["reach_yarn_color"] = percent(reach.kept_at(color, 7168))
+    together = reach.of_curve(table, SMOLLM2, reach.YARN)
+    found["reach_yarn_right"] = f"{float(together['right_told'][7168]):.0%}"
     rows = zip((*reach.TEMPLATES, reach.TOGETHER), *columns.values(), strict=True)
     found["reach"] = markdown(["reach, position IDs", *columns], rows)
     return found
@@ -579,6 +591,8 @@ def of_synthetic_tasks() -> Numbers:
     ]
     one = marked_bits.by_seed(longer_trained, "parity", [1])
     as_or = marked_bits.agreement_with_or(answers_of_parity())
+    others = longer_trained[longer_trained["seed"].isin(as_or.index[as_or < OR_MODELS])]
+    of_other_tasks = functions[functions["task"] != "sparse_parity"]
     found = {}
     for folder in ("results", "rotated"):
         cells = synthetic_tasks.over_seeds(synthetic(f"synthetic/{folder}"))
@@ -616,8 +630,10 @@ def of_synthetic_tasks() -> Numbers:
         "parity_holds_one": f"{(one >= marked_bits.HOLDS).sum()} of {len(one)}",
         "parity_fall": percent(marked_bits.fall(longer_trained), " points"),
         "parity_verdict": marked_bits.fall_verdict(longer_trained),
+        "parity_fall_others": percent(marked_bits.fall(others), " points"),
+        "marked_bits_learned": marked_bits.verdict(pd.concat([of_other_tasks, longer_trained])),
         "parity_least_or": f"{as_or.min():.0%}",
-        "parity_answers_or": f"{(as_or >= 0.95).sum()} of {len(as_or)}",
+        "parity_answers_or": f"{(as_or >= OR_MODELS).sum()} of {len(as_or)}",
         "or_eight": percent(Interval(of_or.mean(), of_or.min(), of_or.max())),
         "copy_4_times": found["rotated", "copy", "predicted", 40],
         "copy_4_times_quarter": found["results", "copy", "predicted", 40],
@@ -636,12 +652,15 @@ def of_schemes() -> Numbers:
     """ALiBi and others beside RoPE, PoSE and coupled IDs at ten times the trained length."""
     of_lengths = [schemes.of_cells(synthetic(f"synthetic/{name}")) for name in ("schemes", "schemes_36")]
     cells = of_lengths[0]
-    tasks = [task for task in schemes.TASK_WORDS if task in set(cells["task"])]
-    table = [
-        [words, *(schemes.cell_words(cells, task, scheme) for task in tasks)]
-        for scheme, words in synthetic_tasks.POSITION_WORDS.items()
-        if scheme in set(cells["positions"])
-    ]
+
+    def table_of(cells: pd.DataFrame) -> str:
+        tasks = [task for task in schemes.TASK_WORDS if task in set(cells["task"])]
+        rows = [
+            [words, *(schemes.cell_words(cells, task, scheme) for task in tasks)]
+            for scheme, words in synthetic_tasks.POSITION_WORDS.items()
+            if scheme in set(cells["positions"])
+        ]
+        return markdown(["accuracy", *(schemes.TASK_WORDS[task] for task in tasks)], rows)
 
     def lead_of(cells: pd.DataFrame, name: str) -> str:
         lead, word = schemes.contrast(cells, name)
@@ -651,14 +670,16 @@ def of_schemes() -> Numbers:
         [words, *(lead_of(of_length, name) for of_length in of_lengths)]
         for name, (words, *_) in schemes.CONTRASTS.items()
     ]
+    leads.append(["the claim", *map(schemes.verdict, of_lengths)])
     at_trained = cells[cells["is_learnt"] & (cells["times"] == 1)]
     of_one = schemes.of_cells(synthetic("synthetic/schemes"), k=1)
     ones = [schemes.seeds_of(of_one, task, "alibi").mean() for task in (schemes.FIRST, schemes.LAST)]
     return {
         "schemes_one": " and ".join(f"{one:.0%}" for one in ones),
         "schemes_least": f"{at_trained['exact_match'].min():.0%}",
-        "schemes": markdown(["accuracy", *(schemes.TASK_WORDS[task] for task in tasks)], table),
-        "schemes_leads": markdown(["contrast", "trained at 18 tokens", "at 36 tokens"], leads),
+        "schemes": table_of(cells),
+        "schemes_twice": table_of(of_lengths[1]),
+        "schemes_leads": markdown(["contrast", "trained length", "twice that"], leads),
         "schemes_verdict": schemes.verdict(cells),
     }
 
@@ -784,6 +805,11 @@ def of_contexts() -> Numbers:
         for measure in ("gain", "loss")
         for score in ("gzip_ratio", "mean_log2_k")
     }
+    policies = pd.read_parquet(REFERENCE / "cache_policies.parquet").query("k == 16 and not is_null")
+    for words, rules in CACHE_POLICIES.items():
+        rows = policies[policies["rule"].isin(rules)]
+        for column, name in (("divergence_kept", words), ("loss_kept", f"{words}_loss")):
+            scores[name] = f"{rows[column].min():.0%} to {rows[column].max():.0%}"
     return scores | {
         "worth_long": worth[SELECTOR],
         "worth_pose": worth["2m-short-pose-seed0"],
