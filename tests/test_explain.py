@@ -96,6 +96,16 @@ def test_every_number_is_that_of_the_stock_model(model: Path, stock: Stock, exac
     assert tried.frame.groupby("position")["source_position"].nunique().between(1, 4).all()
 
 
+def test_sentences_are_counted_from_the_first_measured_token(model: Path) -> None:
+    """Groups of the search end with them."""
+    reader = load_tokenizer(model)
+    text = reader.read("One red cat. Two cows ran. A dog saw the hat.")
+    begin = 3
+    places = explanation._places_of(text, reader, begin, len(text.token_ids_N), "word")
+    starts = text.characters_N2[begin + places.sentence_starts, 0]
+    assert [text.text[start:].strip()[:5] for start in starts] == ["One r", "Two c", "A dog"]
+
+
 def test_tokens_are_colored_from_a_tenth_of_a_nat_on(exact: Explanation) -> None:
     effects = {target["position"]: target["total_effect"] for target in exact.targets}
     colored = [place for place, effect in effects.items() if effect >= 0.1 and exact._pieces[place].strip()]
@@ -113,6 +123,7 @@ def test_windows_begin_where_they_are_said_to(
     ids = load_tokenizer(model).read(TEXT).token_ids_N[found.first_token :]
     near_tokens = found.losses["position"] - found.losses["near_position"]
     assert near_tokens.min() == 6 and near_tokens.max() > 6 + 2
+    assert found.facts["window_tokens"] == [6, near_tokens.max()]
     assert (found.frame["position"] - found.frame["near_position"] == 6).all()
     assert len(found.losses) % (near_tokens.max() - 5)
     for row in found.losses[-7:].itertuples():

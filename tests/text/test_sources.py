@@ -22,6 +22,7 @@ from sparsity_length.text.folder import (
 from sparsity_length.text.sources import (
     C4_REVISION,
     Document,
+    distinct_passages,
     embedded_records,
     open_sources,
     read_documents,
@@ -141,6 +142,22 @@ def test_the_corpus_is_real_text_of_known_size() -> None:
     assert sum(len(text.split()) for text in texts) == 1_215_990
     assert texts[0].startswith("Persian language -- Persian")
     assert not any("\nQuestion:" in text for text in texts)
+
+
+def test_near_copies_are_those_that_share_over_half_of_their_13_word_runs() -> None:
+    """A text of 40 words has 28 runs, of which 15 lie within its first 27 words, and 14 within 26."""
+    words = [f"w{number}" for number in range(200)]
+    first, copied, half, like_copied = (
+        " ".join(part)
+        for part in (
+            words[:40],
+            [word.upper() for word in words[:27]] + words[100:113],
+            words[:26] + words[120:134],
+            words[20:27] + words[100:113] + words[140:160],  # its runs are the copy's, which is left out
+        )
+    )
+    passages = [first, copied, half, like_copied, "short", "Short!"]
+    assert [*distinct_passages(passages)] == [first, half, like_copied, "short"]
 
 
 def test_a_text_in_another_field(tmp_path: Path) -> None:
