@@ -1,7 +1,6 @@
 """Models whose losses and costs a human can work out."""
 
 from collections.abc import Callable, Set
-from typing import Any
 
 import torch
 
@@ -44,17 +43,3 @@ class EvidenceLM(CausalLM):
         for row, hidden_D in enumerate(hidden_ND):
             logits_NV[row, self._answer] = self._logit_of(set(hidden_D.nonzero()[:, 0].tolist()))
         return logits_NV
-
-
-class SeenTokens(EvidenceLM):
-    """Writes down what it is shown."""
-
-    def __init__(self) -> None:
-        super().__init__(vocabulary_size=100, answer=0, logit_of=len)
-        self.batches: list[tuple[list, list]] = []
-
-    def hidden_states(
-        self, token_ids_BS: torch.Tensor, position_ids_BS: torch.Tensor, *rest: Any
-    ) -> torch.Tensor:
-        self.batches.append((token_ids_BS.tolist(), position_ids_BS.tolist()))
-        return super().hidden_states(token_ids_BS, position_ids_BS, *rest)

@@ -36,7 +36,6 @@ from sparsity_length.measuring.settings import NUM_TARGETS, Explaining
 from sparsity_length.measuring.windows import window_starts
 from sparsity_length.models.interface import CausalLM
 from sparsity_length.pages.explained import Explanation, _percent
-from sparsity_length.text.places import unit_starts
 from sparsity_length.text.tokenizer import load_tokenizer
 
 TEXT = "The cat sat on a mat, and the cat that sat there saw a naïve 👩‍👩‍👧 in the مرحبا e\u0301. "
@@ -54,8 +53,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stock(model: Path) -> Stock:
-    loaded = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager")
-    return stock_hugging_face(loaded.float().eval())
+    return stock_hugging_face(
+        AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager").float().eval()
+    )
 
 
 def log_p(stock: Stock, context: np.ndarray, ids: np.ndarray) -> float:
@@ -168,8 +168,7 @@ def test_a_whole_is_the_sum_of_its_tokens(
     asked = {**FLAGS, **named, "instead": instead}
     exact = explain(f"{text}, and", model, **asked, targets="all", sources=500)
     (target,) = exact.targets
-    assert (target["position"], target["end"]) == (first, length)
-    assert target["token"] == ("d" if instead else words)
+    assert (target["position"], target["end"], target["token"]) == (first, length, "d" if instead else words)
     assert exact.losses["position"].tolist() == [*range(first, length)]
     effects = exact.frame.set_index("source_position")["effect"].sort_index()
     assert effects.index.tolist() == [*range(1, near)]
@@ -189,8 +188,9 @@ def test_a_whole_is_the_sum_of_its_tokens(
     back = [score(swapped(own, one, left_out)) for one in trials]
     assert found["total_effect"] == pytest.approx(full - np.mean(without), abs=5e-5)
     assert found["sources"][-1]["recovered_so_far"] == pytest.approx(found["recovered"])
-    recovered = found["recovered"] * found["total_effect"]
-    assert recovered == pytest.approx(np.mean(back) - np.mean(without), abs=1e-4)
+    assert found["recovered"] * found["total_effect"] == pytest.approx(
+        np.mean(back) - np.mean(without), abs=1e-4
+    )
     if instead:
         assert exact.facts["contrast"] == [words, instead, pytest.approx(full, abs=5e-5)]
         return
@@ -227,15 +227,17 @@ def test_control_tokens_of_a_chat_are_labels_and_never_sources(model: Path) -> N
     assert "[user]" in str(few) and "[assistant]" in str(few) and "<|" not in str(few)
 
 
-def test_an_answer_as_a_whole(model: Path) -> None:
-    """All tokens that would else be explained one by one; by sentences if they are many."""
-    for chat, answer in ((CHAT, {}), (CHAT[:1], {"generate": 3})):
-        each = explain(chat, model, **OF_CHAT, **answer, targets=1)
-        (target,) = explain(chat, model, **OF_CHAT, **answer, whole_answer=True).targets
-        assert [target["position"], target["end"] - 1] == each.losses["position"].iloc[[0, -1]].tolist()
-    for position, unit in (("30:47", "sentence"), ("30:46", "word")):
-        found = explain(TEXT, model, short_context_length=S, position=position)
-        assert found.facts["unit"] == unit
+@pytest.mark.parametrize(("chat", "answer"), [(CHAT, {}), (CHAT[:1], {"generate": 3})])
+def test_an_answer_as_a_whole(chat: list[dict[str, str]], answer: dict[str, int], model: Path) -> None:
+    """All tokens that would else be explained one by one."""
+    each = explain(chat, model, **OF_CHAT, **answer, targets=1)
+    (target,) = explain(chat, model, **OF_CHAT, **answer, whole_answer=True).targets
+    assert [target["position"], target["end"] - 1] == each.losses["position"].iloc[[0, -1]].tolist()
+
+
+@pytest.mark.parametrize(("position", "unit"), [("30:47", "sentence"), ("30:46", "word")])
+def test_many_tokens_are_explained_by_sentences(position: str, unit: str, model: Path) -> None:
+    assert explain(TEXT, model, short_context_length=S, position=position).facts["unit"] == unit
 
 
 def test_a_chat_is_read_by_its_template_and_its_answer_explained(model: Path, stock: Stock) -> None:
@@ -249,8 +251,7 @@ def test_a_chat_is_read_by_its_template_and_its_answer_explained(model: Path, st
     contrasted = explain(CHAT, model, **OF_CHAT, at="mat", instead="hat")
     assert contrasted.facts["contrast"][:2] == ["mat", "hat"]
     assert contrasted.text.token_ids_N.tolist() == ids[: len(contrasted.text.token_ids_N)]
-    position = contrasted.targets[0]["position"]
-    by_position = explain(CHAT, model, **OF_CHAT, position=position, instead="hat")
+    by_position = explain(CHAT, model, **OF_CHAT, position=contrasted.targets[0]["position"], instead="hat")
     assert by_position.facts["contrast"] == contrasted.facts["contrast"]
 
     expected = automatic.apply_chat_template(
@@ -264,19 +265,26 @@ def test_a_chat_is_read_by_its_template_and_its_answer_explained(model: Path, st
     assert answered.text.token_ids_N.tolist() == expected
 
 
+FAR = "no one saw the dog " * 5
+
+
 @pytest.mark.parametrize(
-    ("which", "own"),
+    ("far", "which", "own"),
     [
-        ({"at": "10,000"}, "10,000"),
-        ({"at": "10,000 ships"}, "10,000 ships"),
-        ({"at": "10"}, "10"),  # ends within what may be a token
-        ({"position": None}, "10,000"),
-        ({"position": "to the comma"}, "10,000 ships"),
+        ("", {"at": "10,000"}, "10,000"),
+        ("", {"at": "10,000 ships"}, "10,000 ships"),
+        ("", {"at": "10"}, "10"),  # ends within what may be a token
+        ("", {"position": None}, "10,000"),
+        ("", {"position": "to the comma"}, "10,000 ships"),
+        # Within the long context.
+        (FAR, {"at": "10,000 ships", "long_context_length": 56}, "10,000 ships"),
     ],
 )
-def test_instead_compares_what_at_names(which: dict[str, Any], own: str, model: Path, stock: Stock) -> None:
+def test_instead_compares_what_at_names(
+    far: str, which: dict[str, Any], own: str, model: Path, stock: Stock
+) -> None:
     """Not what a pattern makes of it: difference of the stock model's log-probabilities of both."""
-    before = "the cat sat there and saw"
+    before = f"{far}the cat sat there and saw"
     text = f"{before} 10,000 ships, and the cat"
     reader = load_tokenizer(model)
     context, own_ids, other_ids = (
@@ -286,20 +294,13 @@ def test_instead_compares_what_at_names(which: dict[str, Any], own: str, model: 
         assert reader.read(text).pieces[len(context)].strip() in "10,000"
         which = {"position": f"{len(context)}:{len(own_ids)}" if which["position"] else len(context)}
     found = explain(text, model, **FLAGS, **which, instead="20,000")
-    difference = log_p(stock, context, own_ids) - log_p(stock, context, other_ids)
+    begin = found.first_token
+    assert (begin > 0) == bool(far)
+    difference = log_p(stock, context[begin:], own_ids[begin:]) - log_p(
+        stock, context[begin:], other_ids[begin:]
+    )
     assert found.facts["contrast"] == [own, "20,000", pytest.approx(difference, abs=5e-5)]
     assert f"“{own}” is so many times as likely as “20,000”" in str(found)
-
-
-def test_instead_compares_within_the_long_context(model: Path, stock: Stock) -> None:
-    before = f"{'no one saw the dog ' * 5}and the cat sat there and saw"
-    read = load_tokenizer(model).read
-    context, own, other = (read(f"{before}{words}").token_ids_N for words in ("", " ships", " 20,000"))
-    flags = {**FLAGS, "long_context_length": 56}
-    found = explain(f"{before} ships", model, **flags, at="ships", instead="20,000")
-    begin = found.first_token
-    difference = log_p(stock, context[begin:], own[begin:]) - log_p(stock, context[begin:], other[begin:])
-    assert begin > 0 and found.facts["contrast"][-1] == pytest.approx(difference, abs=5e-5)
 
 
 ROLES = "{% for m in messages %}<|im_start|>{{ m.role }}: "
@@ -329,18 +330,17 @@ THINKING = (
         (f"{ROLES}{{{{ m.content.split('</think>')[-1] }}}}{END}", "<think>a mat?</think>the cat", "the cat"),
     ],
 )
+@pytest.mark.parametrize("role", ["assistant", "tool", "user"])
 def test_an_answer_is_what_the_template_writes_of_it(
-    template: str, content: Any, answer: str, model: Path
+    role: str, template: str, content: Any, answer: str, model: Path
 ) -> None:
     automatic = AutoTokenizer.from_pretrained(model)
     automatic.chat_template = template
-    reader = load_tokenizer(automatic)
     asked = {"role": "user", "content": "a cat? None, at the end |"}
-    for role in ("assistant", "tool", "user"):
-        read = reader.read([asked, {"role": role, "content": content}])
-        start, end = read.last_message or (0, 0)
-        assert read.text[start:end] == answer
-        assert f"{role}: " in read.text[:start] and "<|im_end|>" in read.text[end:]
+    read = load_tokenizer(automatic).read([asked, {"role": role, "content": content}])
+    start, end = read.last_message or (0, 0)
+    assert read.text[start:end] == answer
+    assert f"{role}: " in read.text[:start] and "<|im_end|>" in read.text[end:]
 
 
 def test_a_chat_s_other_messages_are_the_template_s(model: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -363,8 +363,9 @@ def test_an_answer_ends_at_any_of_the_end_tokens(model: Path, place: str) -> Non
     whole = explain(TEXT, stock, **asked).text.token_ids_N.tolist()
     end = whole[-2]
     getattr(stock, place).eos_token_id = [end, 1]
-    found = explain(TEXT, stock, **asked)
-    assert found.text.token_ids_N.tolist() == whole[: whole.index(end, len(whole) - 6)]
+    assert (
+        explain(TEXT, stock, **asked).text.token_ids_N.tolist() == whole[: whole.index(end, len(whole) - 6)]
+    )
 
 
 def test_the_summary_adds_up_and_every_face_tells_the_same(model: Path, tmp_path: Path) -> None:
@@ -452,24 +453,6 @@ def test_without_a_budget_there_is_a_page(model: Path, monkeypatch: pytest.Monke
     assert shown == [[], found.targets]
     strongest = found.losses["position"][found.losses["window_swapped_divergence"].idxmax()]
     assert [target["position"] for target in found.targets] == [strongest]
-
-
-@pytest.mark.parametrize(
-    ("text", "unit", "expected"),
-    [
-        ("It rained, naïvely.", "word", ["It", " rained", ",", " naïvely", "."]),
-        ("if x == foo_2:\n    y", "word", ["if", " x", " ==", " foo_2", ":\n   ", " y"]),
-        ("One. Two!\nThree", "sentence", ["One.", " Two!\n", "Three"]),
-        ("One.\nTwo\n\nThree", "paragraph", ["One.\nTwo\n\n", "Three"]),
-        ("One.\nTwo", "paragraph", ["One.\n", "Two"]),
-        ("你好吗", "word", ["你", "好", "吗"]),
-    ],
-)
-def test_units(text: str, unit: str, expected: list[str], model: Path) -> None:
-    read = load_tokenizer(model).read(text)
-    found = np.split(read.pieces, unit_starts(read, unit)[1:])
-    assert ["".join(pieces).strip() for pieces in found] == [words.strip() for words in expected]
-    assert unit_starts(read, "token").tolist() == list(range(len(read.pieces)))
 
 
 @pytest.mark.parametrize(

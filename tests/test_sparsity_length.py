@@ -55,8 +55,9 @@ def llama(bpe: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_unknown_tokens_are_told(
     measure_text: Callable[..., Any], asked: dict[str, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    words = word_level(*dict.fromkeys(["?", *TEXT.split()]), unk_token="?")
-    model = save_model(tmp_path / "words", words.to_str())
+    model = save_model(
+        tmp_path / "words", word_level(*dict.fromkeys(["?", *TEXT.split()]), unk_token="?").to_str()
+    )
     measure_text(TEXT * 2, model, short_context_length=S, **asked)
     assert "cannot spell" not in caplog.text
     measure_text(TEXT * 2 + "Мы тут.", model, short_context_length=S, **asked)
@@ -106,8 +107,7 @@ def test_the_numbers_are_those_of_the_stages(
         )
         chosen = selected.query("distant_context == 'own'")
         assert found["source_position"].tolist() == chosen["context_position"].tolist()
-        words_of_ids = [f"w{id_}" for id_ in chosen["context_token_id"]]
-        assert found["source_token"].str.strip().tolist() == words_of_ids
+        assert found["source_token"].str.strip().tolist() == [f"w{id_}" for id_ in chosen["context_token_id"]]
         np.testing.assert_allclose(found["influence"], chosen["influence"], atol=5e-6)
         at_k = found[found["rank"].isin([1, 2, 4])]
         assert found.drop(at_k.index)["sparse_context_loss"].isna().all()
@@ -185,8 +185,9 @@ def test_models_tokenizers_and_texts_of_every_kind_tell_the_same(llama: Path, bp
         (in_memory, fast, Dataset.from_dict({"text": [TEXT, TEXT[:40]]})["text"]),
         (in_memory, str(llama), (text for text in series)),
     ):
-        found = losses(texts, model, tokenizer, short_context_length=S)
-        pd.testing.assert_frame_equal(found, expected, atol=1e-5, rtol=0)
+        pd.testing.assert_frame_equal(
+            losses(texts, model, tokenizer, short_context_length=S), expected, atol=1e-5, rtol=0
+        )
     # A model in memory is as it was.
     assert in_memory.training and not in_memory.model.layers[0].training
     assert all(parameter.requires_grad for parameter in in_memory.parameters())
@@ -250,6 +251,7 @@ def test_many_texts_give_a_list_of_what_each_gives_alone(llama: Path) -> None:
         ([5, 6], {"generate": 6, "swap_text": "a"}, "and 32 are needed"),
         (TEXT, {"at": "mat", "instead": " "}, "--instead compares two words, not “mat” with “”"),
         (TEXT, {"at": "mat", "instead": " mat "}, "compares two words, not “mat” with “mat”"),
+        (TEXT, {"at": "naïve", "instead": "nai\u0308ve"}, "compares two words, not “naïve” with"),
         (TEXT, {"model": {}}, "the model is of type dict; give a path"),
         (TEXT, {"model": make_model("llama")}, "comes without its tokenizer"),
         (TEXT, {"model": make_model("llama"), "tokenizer": "olmo"}, "they do not belong together"),

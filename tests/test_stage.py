@@ -84,7 +84,8 @@ STEP = "run/step20-unsharded"
             "--checkpoints {folder}/run {folder}/elsewhere/run",
             "two models are named alike, of run, run",
         ),
-        (lambda _: None, "--short-context-length 12", "no distant context is left"),
+        # Before the first target stand nine.
+        (lambda _: None, "--short-context-length 9", "no distant context is left"),
         (lambda _: None, "--context-lengths 10", "--context-lengths 10: the first target"),
         (lambda _: None, "--device abacus", "--device abacus cannot be used here"),
     ],
@@ -139,15 +140,9 @@ def test_rows_go_to_standard_output(out: str, results: Path, typed: Typed) -> No
     assert said.splitlines() == ["model,mean_loss", "2,5.0", "a,3.0"]
 
 
-def test_bad_input_is_one_sentence_and_exit_code_two(
-    results: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    typed: Typed,
-) -> None:
-    shutil.copytree(results / "length_losses", tmp_path / "unmarked" / "length_losses")
-    monkeypatch.chdir(tmp_path)
-    for asked, sentence in (
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
         (["SELECT 1 FROM nothing"], "nothing does not exist"),
         (["SELEC 1"], "syntax error"),
         (["COPY length_losses TO 'a.csv'"], "not a single SELECT"),
@@ -155,10 +150,21 @@ def test_bad_input_is_one_sentence_and_exit_code_two(
         (["SELECT 1", "--results", "unmarked"], "unmarked holds no results"),
         (["--out", "-"], "not a folder to export to"),
         (["SELECT 1", "--out", "a.json"], "neither .csv nor .parquet"),
-    ):
-        code, said, error = typed(query.STAGE.main, "query.py", "--results", results, *asked)
-        assert (code, said, error.count("\n")) == (2, "", 1), asked
-        assert error.startswith("query.py: error: ") and sentence in error, error
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_two(
+    asked: list[str],
+    sentence: str,
+    results: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    typed: Typed,
+) -> None:
+    shutil.copytree(results / "length_losses", tmp_path / "unmarked" / "length_losses")
+    monkeypatch.chdir(tmp_path)
+    code, said, error = typed(query.STAGE.main, "query.py", "--results", results, *asked)
+    assert (code, said, error.count("\n")) == (2, "", 1)
+    assert error.startswith("query.py: error: ") and sentence in error
     assert not (tmp_path / "a.csv").exists()
 
 
@@ -196,8 +202,11 @@ def test_an_output_onto_an_input_is_refused(name: str, words: str, tmp_path: Pat
 
 
 def test_another_system_is_named() -> None:
-    command = [sys.executable, "-c", "import sys; sys.platform = 'win32'; import sparsity_length"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.platform = 'win32'; import sparsity_length"],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 1 and done.stderr.splitlines()[-1].endswith("on Windows, under WSL")
 
 

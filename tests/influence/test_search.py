@@ -9,19 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hand_made_models import EvidenceLM, SeenTokens
+from hand_made_models import EvidenceLM
 from hugging_face_families import VOCABULARY_SIZE, WINDOW, make_model
 from naive_predictions import swapped
 from olmo.model import OLMo
 from transformers import DynamicCache, PreTrainedModel
 
-from sparsity_length.cli import InputError
 from sparsity_length.measuring.contexts import (
     Batching,
     Rows,
     full_pass,
     hidden_states,
-    measured_windows,
     null_contexts,
     own_context,
     read_prefix,
@@ -34,10 +32,8 @@ from sparsity_length.measuring.search import (
     screened,
     single_tokens,
 )
-from sparsity_length.measuring.selecting import Selecting
 from sparsity_length.measuring.settings import ContextLengths
 from sparsity_length.models.huggingface import HuggingFaceCausalLM
-from sparsity_length.models.interface import Predictions
 from sparsity_length.models.olmo import OLMoCausalLM
 
 LENGTHS = ContextLengths(short_context_length=4, long_context_length=40, targets_per_chunk=6, target_stride=5)
@@ -81,8 +77,7 @@ def patched(stock: PreTrainedModel, start: int, stop: int, span: list[int]) -> t
     for own, other in zip(caches[0].layers, caches[1].layers, strict=True):
         own.keys[:, :, slice(*span)] = other.keys[:, :, slice(*span)]
         own.values[:, :, slice(*span)] = other.values[:, :, slice(*span)]
-    rows = stock(torch.tensor(OWN[None, start:stop]), past_key_values=caches[0])
-    return rows.logits[0].log_softmax(-1)
+    return stock(torch.tensor(OWN[None, start:stop]), past_key_values=caches[0]).logits[0].log_softmax(-1)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "phi"])
@@ -138,8 +133,7 @@ def test_restored_spans_are_those_of_the_stock_model(family: str, is_exact: bool
     sees_SS[:target, target:] = False
     sees_SS[target:, :target] &= ~is_read_S
     mask = torch.zeros(1, 1, *sees_SS.shape).masked_fill(~torch.tensor(sees_SS), torch.finfo().min)
-    is_beyond_SS = torch.tensor(positions[:, None] - positions >= WINDOW)
-    of_window = mask.masked_fill(is_beyond_SS, torch.finfo().min)
+    of_window = mask.masked_fill(torch.tensor(positions[:, None] - positions >= WINDOW), torch.finfo().min)
     masks = {
         "llama": mask,
         "gemma3": {"full_attention": mask, "sliding_attention": of_window},
@@ -266,7 +260,6 @@ def test_groups_are_split_down_to_the_units_that_matter() -> None:
 
     By the last criterion: the first, by which others matter more, decides nothing.
     """
-    edges_E = np.arange(0, 402, 2)
     weights_C2F = np.zeros((2, 2, 400))
     weights_C2F[1, [0, 1], [60, 311]] = 3.0
     weights_C2F[0, :, [20, 130, 200, 390]] = 9.0
@@ -276,7 +269,7 @@ def test_groups_are_split_down_to_the_units_that_matter() -> None:
         asked.append(len(spans_V2))
         return np.stack([weights_C2F[:, :, start:end].sum(-1) for start, end in spans_V2], axis=1)
 
-    spans_V2, effects_CVT = screened(effects, edges_E, 2)
+    spans_V2, effects_CVT = screened(effects, np.arange(0, 402, 2), 2)
     assert [0, *spans_V2[:, 1]] == [*spans_V2[:, 0], 400]
     largest = spans_V2[effects_CVT[1].argmax(axis=0)].tolist()
     assert largest == [[60, 62], [310, 312]] and effects_CVT[1].max(axis=0).tolist() == [3.0, 3.0]
@@ -284,24 +277,11 @@ def test_groups_are_split_down_to_the_units_that_matter() -> None:
     assert asked[:3] == [13, 8, 8] and sum(asked) < 40
 
 
-@pytest.mark.parametrize(("length", "screen"), [(2048, None), (2049, 32)])
-def test_long_contexts_are_screened_by_default(length: int, screen: int | None) -> None:
-    assert Selecting(long_context_length=length).screen == screen
-
-
-@pytest.mark.parametrize("short_context_length", [7, 9])
-def test_every_target_has_a_distant_context(short_context_length: int) -> None:
-    """Before the first target of three in ten tokens stand seven."""
-    with pytest.raises(InputError, match="no distant context is left"):
-        ContextLengths(short_context_length, 10, 3)
-
-
 def test_sequences_that_start_together_share_a_batch() -> None:
     """To row 300: those that begin within a quarter of the first one's rows, and as many as fit."""
     starts_N = np.array([0, 80, 10, 76, 299, 74, 75, 75])
-    batches = Batching(1000).by_start(starts_N, 300)
-    assert [batch.tolist() for batch in batches] == [[0, 2, 5], [6, 7, 3, 1], [4]]
-    assert [batch.tolist() for batch in Batching(10_000).by_start(starts_N, 300)][0] == [0, 2, 5, 6, 7]
+    few, many = ([*map(list, Batching(size).by_start(starts_N, 300))] for size in (1000, 10_000))
+    assert few == [[0, 2, 5], [6, 7, 3, 1], [4]] and many[0] == [0, 2, 5, 6, 7]
     assert Batching(1000).of_many(5, 400) == [slice(0, 2), slice(2, 4), slice(4, 6)]
 
 
@@ -312,17 +292,8 @@ def test_sequences_that_start_together_share_a_batch() -> None:
 def test_windows_of_a_null_take_about_the_rows_of_the_other_document(
     lengths: tuple[int, int, int], sizes: list[int]
 ) -> None:
-    chunks = np.zeros((2, lengths[1]), dtype=np.int64)
-    packed = [*null_contexts(*chunks, ContextLengths(*lengths))]
+    packed = [*null_contexts(*np.zeros((2, lengths[1]), dtype=np.int64), ContextLengths(*lengths))]
     assert [len(one.query_rows_T) for one in packed] == sizes
-
-
-def test_windows_hold_exactly_the_tokens_before_the_target_in_their_places() -> None:
-    seen = SeenTokens()
-    reference = Predictions.of(torch.zeros(3, seen.vocabulary_size))
-    measured_windows(seen, np.arange(10, 18), np.array([5, 6, 7]), 3, Batching(8), reference)
-    two = [[12, 13, 14], [13, 14, 15]], [[2, 3, 4], [3, 4, 5]]
-    assert seen.batches == [two, ([[14, 15, 16]], [[4, 5, 6]])]
 
 
 class LittleMemory(OLMoCausalLM):

@@ -147,22 +147,21 @@ def naive_values(stock: Stock, chunks: list[np.ndarray], place: int, chosen: np.
 
 def test_the_stage_is_the_brute_force(crossed: Path, stocks: dict[str, Stock]) -> None:
     chosen = Results(crossed).frame("influential_tokens")
-    assert set(chosen["model"]) == {"run"}
-    own = chosen.query("rule == 'leave_one_out_divergence' and distant_context == 'own'").sort_values("rank")
+    own = chosen.query("distant_context == 'own'").sort_values("rank")
     rows = Results(crossed).frame("dependency_sparsity")
     assert set(rows["model"]) == {"run"} and set(rows["evaluator"]) == set(NAMES)
-    rows = rows.query("rule == 'leave_one_out_divergence' and criterion == 'divergence'")
-    assert len(rows) == 3 * 6 * M
+    rows = rows.query("criterion == 'divergence'")
+    assert len(rows) == 3 * 3 * 6 * M
     for row in rows.itertuples():
-        key = row.document_id, row.chunk_index, row.target_position
-        mine = own[(own[TARGET] == key).all(axis=1)]["context_position"].to_numpy() % L
+        key = row.document_id, row.chunk_index, row.target_position, row.rule
+        mine = own[(own[[*TARGET, "rule"]] == key).all(axis=1)]["context_position"].to_numpy() % L
         chunks = chunks_of(row)
         place = row.target_position % L
-        assert mine.tolist() == naive_choice(stocks["run"], chunks, place)[: KS[-1]].tolist()
+        if row.rule == "leave_one_out_divergence":
+            assert mine.tolist() == naive_choice(stocks["run"], chunks, place)[: KS[-1]].tolist()
         expected = naive_values(stocks[row.evaluator], chunks, place, mine)
         np.testing.assert_allclose(row.mean_log2_k_of_swaps, expected, atol=5e-6)
         assert row.mean_log2_k == pytest.approx(np.mean(expected), abs=5e-6)
-        assert row.k_50 is None or np.isnan(row.k_50) or row.k_50 in KS
 
 
 def test_texts_without_a_null_lack_what_needs_one_and_only_that(
@@ -258,30 +257,13 @@ def test_choices_must_be_whole_and_of_this_text(
         measure(evaluate_tokens, folder, *words, "--choices", str(crossed), "--data", str(data))
 
 
-def test_an_evaluator_with_the_selector_s_weights_finds_its_very_numbers(
-    folder: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(folder / "run", tmp_path / "twin")
-    rules = ["--rules", "leave_one_out", "random", "greedy", "recency", "--k", "1", "3"]
-    results = measure(influential_tokens, folder, *rules, "--results", tmp_path / "results")
-    words = ["--choices", results, "--results", results, "--checkpoints", tmp_path / "twin"]
-    measure(evaluate_tokens, folder, *words)
-    for artefact in ("sparse_context_losses", "dependency_sparsity"):
-        rows = Results(results).frame(artefact)
-        key = [name for name in (*TARGET, "rule", "distant_context", "k", "criterion") if name in rows]
-        own, twin = (
-            rows[rows["evaluator"] == name].drop(columns="evaluator").sort_values(key, ignore_index=True)
-            for name in ("run", "twin")
-        )
-        pd.testing.assert_frame_equal(own, twin, check_exact=True)
-
-
 def test_foreign_contexts(folder: Path, stocks: dict[str, Stock], tmp_path: Path) -> None:
     words = ["--checkpoints", folder / "run", folder / "third", "--results", tmp_path]
     rows = Results(measure(loss_differences, folder, *words)).frame("loss_differences")
     assert len(rows) == 2 * 12
-    gains = rows["swapped_context_loss"] - rows["long_context_loss"]
-    np.testing.assert_array_equal(rows["document_specific_gain"], gains)
+    np.testing.assert_array_equal(
+        rows["document_specific_gain"], rows["swapped_context_loss"] - rows["long_context_loss"]
+    )
     for row in rows.itertuples():
         place = row.target_position - row.chunk_index * LONG
         own_L = chunk_of(row.document_id, row.chunk_index)
@@ -302,8 +284,9 @@ def test_foreign_contexts(folder: Path, stocks: dict[str, Stock], tmp_path: Path
             "swapped_context_divergence": divergence(long_V, swapped_V),
             "long_context_entropy": -(np.exp(long_V) * long_V).sum(),
         }
-        found = [getattr(row, name) for name in expected]
-        np.testing.assert_allclose(found, list(expected.values()), atol=TOLERANCE)
+        np.testing.assert_allclose(
+            [getattr(row, name) for name in expected], list(expected.values()), atol=TOLERANCE
+        )
 
 
 Tables = dict[str, pd.DataFrame]
@@ -339,8 +322,7 @@ def test_every_rule_ranks_the_far_context_and_its_null(tables: Tables) -> None:
     rows = tables["influential_tokens"]
     assert not rows.duplicated([*TARGET, "rule", "distant_context", "context_position"]).any()
     assert (rows["distance"] > SHORT).all()
-    mimics = rows["null_kind"] == "mimicry"
-    assert set(rows["rule"][mimics]) == {"add_one_in_divergence", "greedy_divergence"}
+    assert {*rows.query("null_kind == 'mimicry'")["rule"]} == {"add_one_in_divergence", "greedy_divergence"}
 
 
 @pytest.mark.parametrize("criterion", ["loss", "divergence"])
