@@ -112,11 +112,19 @@ def write_folder(
     for path, token_ids in zip(paths, train_token_ids, strict=True):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(np.array(token_ids, dtype="<u2").tobytes())
-    files = describe_files(folder, paths)
     tally = {"train_tokens": sum(map(len, train_token_ids))}
     made_by = {"settings": {}, "inputs": {}}
-    write_data_folder(folder, documents, files, tokenizer, made_by, tally, "tokenize_c4")
+    write_data_folder(
+        folder, documents, describe_files(folder, paths), tokenizer, made_by, tally, "tokenize_c4"
+    )
     return folder
+
+
+def write_texts(folder: Path, texts: Sequence[str], tokenizer: DocumentTokenizer, first_id: int = 0) -> Path:
+    """The same of texts, tokenized; no training file."""
+    encoded = enumerate(tokenizer.encode(texts), start=first_id)
+    documents = [EvaluationDocument(f"{number:016x}", token_ids) for number, token_ids in encoded]
+    return write_folder(folder, documents, tokenizer)
 
 
 def write_data(
@@ -124,8 +132,9 @@ def write_data(
 ) -> Path:
     """`DOCUMENTS`, with a word for each token."""
     documents = [EvaluationDocument(document_id, tokens) for document_id, tokens in DOCUMENTS.items()]
-    tokenizer = DocumentTokenizer(word_tokenizer(bos_token_ids), eos_token_id=0)
-    return write_folder(folder, documents, tokenizer, train_token_ids)
+    return write_folder(
+        folder, documents, DocumentTokenizer(word_tokenizer(bos_token_ids), eos_token_id=0), train_token_ids
+    )
 
 
 def write_checkpoint(run_folder: Path, model: OLMo) -> Path:

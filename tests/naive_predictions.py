@@ -45,8 +45,7 @@ def stock_olmo(model: OLMo) -> Stock:
 def stock_hugging_face(model: PreTrainedModel) -> Stock:
     def logits(token_ids: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
         # Every row may see the same tokens, as far as they stand before it: the library makes the mask.
-        is_seen = allowed[:, -1].long()
-        return model(input_ids=token_ids, attention_mask=is_seen, use_cache=False).logits
+        return model(input_ids=token_ids, attention_mask=allowed[:, -1].long(), use_cache=False).logits
 
     return logits
 

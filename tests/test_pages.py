@@ -24,6 +24,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from forked_stages import ROOT
 from hugging_face_families import save_model
 from measured_documents import json_lines
 from tiny_task import TINY_TASK
@@ -34,7 +35,6 @@ from sparsity_length.studies.commands import Command
 from sparsity_length.studies.file import load_study
 from sparsity_length.text.tokenizer import train_bpe
 
-ROOT = Path(__file__).resolve().parents[1]
 _FILE = re.compile(r"(?<!\S)(?:pipeline|analysis|slurm|tests)/[\w/]+\.(?:py|sh)\b")
 _PROGRAM = re.compile(r"(?<!\S)sparsity (\w+) ")
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -54,8 +54,7 @@ def commands_of(page: Path, heading: str = "") -> list[str]:
         text = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     lines = _FENCED.sub("", text).splitlines()
     shown = [*_read(line.removeprefix("    ") if line.startswith("    ") else "" for line in lines)]
-    prose = "\n".join(line for line in lines if not line.startswith("    "))
-    for code in re.findall(r"`([^`]*)`", prose):
+    for code in re.findall(r"`([^`]*)`", "\n".join(line for line in lines if not line.startswith("    "))):
         typed = " ".join(code.split())
         if _A_COMMAND.match(typed) and not any(typed in command for command in shown):
             shown.append(typed)

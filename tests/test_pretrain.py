@@ -15,7 +15,6 @@ from sparsity_length.programs.pretrain import STAGE
 
 from sparsity_length.cli import InputError
 
-ROOT = Path(__file__).parents[1]
 NUM_STEPS = 160
 SHORT = ("max_duration=4", "save_interval=2", "scheduler.t_warmup=1")
 OVERRIDES = [
@@ -46,7 +45,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command_line(data: Path, save_folder: Path, *overrides: str) -> list[str]:
-    paths = [f"{ROOT}/olmo_configs/tiny.yaml", "--data", str(data), "--save-folder", str(save_folder)]
+    paths = [
+        f"{forked_stages.ROOT}/olmo_configs/tiny.yaml",
+        "--data",
+        str(data),
+        "--save-folder",
+        str(save_folder),
+    ]
     return [*paths, *OVERRIDES, *overrides]
 
 
@@ -69,7 +74,7 @@ def test_a_run_that_was_ended_goes_on_to_the_same_weights(
 ) -> None:
     """From another directory, as a stage must not depend on where it is called."""
     run = tmp_path / "run"
-    words = forked_stages.command(ROOT / "pipeline" / "pretrain.py", *command_line(data, run))
+    words = forked_stages.command(forked_stages.ROOT / "pipeline" / "pretrain.py", *command_line(data, run))
     begun = subprocess.Popen(words, cwd=tmp_path)
     forked_stages.wait_for(run / "step40-unsharded" / "model.pt", begun)
     with pytest.raises(InputError, match="in use by another program"):

@@ -9,14 +9,14 @@ from unittest.mock import DEFAULT, Mock, patch
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from measured_documents import contents, run, word_level, write_folder
+from measured_documents import contents, run, word_level, write_texts
 from olmo.data import MemMapDataset
 from sparsity_length.programs import plant_needles, tokenize_c4
 from tokenizers import Tokenizer, models, normalizers
 
 from sparsity_length.cli import InputError
 from sparsity_length.text import tokenizing
-from sparsity_length.text.folder import EvaluationDocument, TokenizedData, training_token_counts
+from sparsity_length.text.folder import TokenizedData, training_token_counts
 from sparsity_length.text.needles import DEPTHS, NEEDLES_FILE
 from sparsity_length.text.sources import Document
 from sparsity_length.text.tokenizer import load_tokenizer, train_bpe
@@ -297,11 +297,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("planted")
     template = " What is the magic number of Oslo? The magic number of Paris is 1."
     tokenizer = train_bpe([*TEXTS, *[template] * 9], 360)
-    documents = [
-        EvaluationDocument(f"{index:016x}", token_ids, f"http://example.org/{index}")
-        for index, token_ids in enumerate(tokenizer.encode(TEXTS), start=16)
-    ]
-    write_folder(folder / "data", documents, tokenizer)
+    write_texts(folder / "data", TEXTS, tokenizer, first_id=16)
     plant(folder)
     return folder
 
@@ -364,8 +360,7 @@ def test_a_needle_that_the_tokenizer_cannot_spell(unk_token: str | None, tmp_pat
     letters = Tokenizer(models.BPE(known, [], unk_token=unk_token))
     letters.normalizer = normalizers.Lowercase()
     tokenizer = load_tokenizer(letters)
-    document = EvaluationDocument("0" * 16, tokenizer.encode(["a river runs past " * 40])[0])
-    write_folder(tmp_path / "data", [document], tokenizer)
+    write_texts(tmp_path / "data", ["a river runs past " * 40], tokenizer)
     with pytest.raises(InputError, match=r"spell “The magic number of \w+ is \d{5}.”, which becomes “t h e "):
         plant(tmp_path, "--document-lengths", 200)
     # Both depths fall on one place.

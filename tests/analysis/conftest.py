@@ -4,7 +4,7 @@ from pathlib import Path
 
 import matplotlib
 import pytest
-from synthetic_results import write_results
+from written_results import write_results
 
 matplotlib.use("agg")
 

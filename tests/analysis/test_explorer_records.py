@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from measured_documents import measure, write_checkpoint, write_folder
+from measured_documents import measure, write_checkpoint, write_texts
 from olmo.model import OLMo
 from sparsity_length.analysis import explorer
 from sparsity_length.analysis.explorer import NATS
@@ -20,7 +20,6 @@ from sparsity_length.programs import influential_tokens, loss_differences
 
 from sparsity_length.cli import InputError
 from sparsity_length.results.read import Results
-from sparsity_length.text.folder import EvaluationDocument
 from sparsity_length.text.tokenizer import load_tokenizer, train_bpe
 
 # The first is of several chunks, whose borders cut characters.
@@ -48,11 +47,7 @@ LOSSES_ONLY = "short"
 def write_explorable(folder: Path, texts: Sequence[str], make_olmo: Callable[..., OLMo], *flags: str) -> Path:
     """Texts, tokenized and measured with random models: what explorer.py reads."""
     tokenizer = train_bpe(texts, 600)
-    documents = [
-        EvaluationDocument(f"{number:016x}", token_ids)
-        for number, token_ids in enumerate(tokenizer.encode(texts))
-    ]
-    write_folder(folder / "data", documents, tokenizer)
+    write_texts(folder / "data", texts, tokenizer)
     models = [
         write_checkpoint(folder / name, make_olmo(seed=seed, vocab_size=600, embedding_size=600))
         for seed, name in enumerate([*MODELS, LOSSES_ONLY])
@@ -104,8 +99,7 @@ def test_records_are_the_parquet_row_by_row(explorable: Path) -> None:
         for rule, criterion in product(measured["rules"], ("loss", "divergence")):
             rows = k_star.loc[model, document_id, rule, criterion].loc[positions]
             needed = rows["k_90"].astype(object).mask(rows["is_censored"], "censored")
-            shown = measured["rules"][rule]["k_star"][criterion]
-            assert shown == needed.where(needed.notna(), None).tolist()
+            assert measured["rules"][rule]["k_star"][criterion] == needed.where(needed.notna(), None).tolist()
         for rule, distant_context in product(measured["rules"], ("own", "other_document")):
             of = measured["rules"][rule][distant_context]
             rows = tokens.loc[model, document_id, rule, distant_context].loc[positions]

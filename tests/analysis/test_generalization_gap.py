@@ -113,6 +113,9 @@ def test_any_results_show_their_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     of_data, _, _ = generalization_gap.gap_targets(results, tmp_path, longs, SHORT)
     assert set(of_data["source"]) == {"C4"} and set(of_data["log_token_count"]) == {np.log(8)}
     parameters = {"results": str(results), "long_models": LONG, "short_models": SHORT[:1]}
-    notebook = NOTEBOOKS / "sparsity_and_generalization.ipynb"
-    execute(notebook, tmp_path / "figures", parameters | {"figures_folder": str(tmp_path)})
+    execute(
+        NOTEBOOKS / "sparsity_and_generalization.ipynb",
+        tmp_path / "figures",
+        parameters | {"figures_folder": str(tmp_path)},
+    )
     assert (tmp_path / "gap_by_sparsity-pose0.png").is_file()

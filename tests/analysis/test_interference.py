@@ -60,16 +60,6 @@ def test_planted_slopes_are_found(planted: float, words: list[str]) -> None:
     assert interference.verdict(interference.slopes(targets, "far", "near")).split(",")[0] in words
 
 
-RISES = {
-    "ratio": (0.1, 0.3),
-    "nats": (0.1, 0.2),
-    "share": (-0.1, 0.1),
-    "lowest": (0.05, 0.3),
-    "control": (0.0, 0.2),
-}
-"""Intervals of slopes."""
-
-
 @pytest.mark.parametrize(
     ("p_value", "changed", "verdict"),
     [
@@ -83,7 +73,14 @@ RISES = {
     ],
 )
 def test_the_rule(p_value: float, changed: dict[str, tuple[float, float]], verdict: str) -> None:
-    of = RISES | changed
+    of = {  # intervals of slopes
+        "ratio": (0.1, 0.3),
+        "nats": (0.1, 0.2),
+        "share": (-0.1, 0.1),
+        "lowest": (0.05, 0.3),
+        "control": (0.0, 0.2),
+        **changed,
+    }
     table = pd.DataFrame(
         [
             ("as planned", "ratio", *of["ratio"], p_value),
@@ -236,10 +233,10 @@ def planted_targets(times: float, seed: int, num_texts: int, noise: float) -> pd
 
 
 def test_planted_slopes_are_returned() -> None:
-    planted = {distance.TRAINED: -0.04, distance.UNSEEN: 0.2, distance.READABLE: -2 * SLOPES[9216]}
     drawn = [
         distance.known_targets(planted_targets(2, seed, 24, noise=0.05), "mean_log2_k") for seed in range(16)
     ]
+    planted = {distance.TRAINED: -0.04, distance.UNSEEN: 0.2, distance.READABLE: -2 * SLOPES[9216]}
     for name, expected in planted.items():
         values = distance.OUTCOMES[name].values
         found = np.array([distance.slope(values, "mean_log2_k", targets)["slope"] for targets in drawn])
@@ -250,8 +247,9 @@ def test_planted_slopes_are_returned() -> None:
         read.interval_of(one(values, "mean_log2_k", drawn[-1]), "slope")
         for one in (distance.jackknifed, distance.slope)
     )
-    tenth = 0.1 * (by_formula.high - by_formula.low)
-    assert astuple(by_jackknife) == pytest.approx(astuple(by_formula), abs=tenth)
+    assert astuple(by_jackknife) == pytest.approx(
+        astuple(by_formula), abs=0.1 * (by_formula.high - by_formula.low)
+    )
 
 
 @pytest.mark.parametrize(("times", "word"), [(4, "supported"), (0, "refuted")])
@@ -342,8 +340,9 @@ def test_moved_targets_hold_what_was_measured_of_them(measured: Path) -> None:
     )
     of_halves_T2 = np.stack(by_swaps["mean_log2_k_of_swaps"]).reshape(-1, 2, 2).mean(axis=2)
     needed_T4 = np.column_stack([by_removal["mean_log2_k"], by_swaps["mean_log2_k"], of_halves_T2])
-    found = targets[[distance.BY_REMOVAL, "mean_log2_k", *distance.HALVES]]
-    np.testing.assert_allclose(found, needed_T4, atol=1e-5)
+    np.testing.assert_allclose(
+        targets[[distance.BY_REMOVAL, "mean_log2_k", *distance.HALVES]], needed_T4, atol=1e-5
+    )
     np.testing.assert_allclose(distance.with_shares(targets)["kept yarn:2 0"], 1, atol=1e-4)
     of_loss = distance.with_shares(targets, "swapped", "loss")["kept plain 40"].iloc[0]
     near, at_gap, at_0 = (first[f"loss plain {place}"] for place in ("swapped", "40", "0"))

@@ -16,7 +16,7 @@ from measured_documents import json_lines
 from sparsity_length.analysis import summary
 from sparsity_length.analysis.examples import from_text_to_figure as example
 from sparsity_length.analysis.run_notebooks import NOTEBOOKS, ROOT, execute
-from synthetic_results import write_results
+from written_results import write_results
 
 from sparsity_length import influential_tokens
 from sparsity_length.cli import InputError
@@ -122,8 +122,9 @@ def test_short_models_and_a_target_aware_rule(results: Path, tmp_path: Path) -> 
 
 def test_a_study_in_one_file(tmp_path: Path) -> None:
     text = json_lines(0, 1)[20:300]
-    tokens = train_bpe([text], 300).to_json()
-    model = save_model(tmp_path / "model", tokens, "gpt_neox", max_position_embeddings=128)
+    model = save_model(
+        tmp_path / "model", train_bpe([text], 300).to_json(), "gpt_neox", max_position_embeddings=128
+    )
     (tmp_path / "letter.txt").write_text(text)
     lengths = {"short_context_length": 4, "num_targets": 5}
     table = example.main(str(tmp_path / "letter.txt"), model, str(tmp_path / "figure.png"), **lengths)

@@ -280,8 +280,7 @@ def test_on_a_phone_the_card_is_under_the_line(shown: Shown) -> None:
 def test_a_chat_and_its_whole_answer(shown: Shown) -> None:
     with shown(CHAT, long_context_length=60, whole_answer=True) as (found, page):
         (target,) = found.record["targets"]
-        roles = page.locator("#text .label").all_text_contents()
-        assert [*filter(None, roles)] == ["user", "assistant"]
+        assert [*filter(None, page.locator("#text .label").all_text_contents())] == ["user", "assistant"]
         text = page.locator("#text").inner_text()
         assert "<|" not in text and CHAT[0]["content"] in text
         assert page.locator("#text .target").count() == target["end"] - target["position"]

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from measured_documents import flip
 from sparsity_length.programs.query import STAGE, connect, export, select
-from synthetic_results import (
+from written_results import (
     ABSURD_LOSS,
     EVALUATOR,
     FURTHER_KS,
@@ -15,9 +15,9 @@ from synthetic_results import (
     NUM_DOCUMENTS,
     SHORT_MODELS,
     TARGETS_PER_DOCUMENT,
+    write_length_losses,
     write_results,
 )
-from written_results import write_length_losses
 
 from sparsity_length.cli import InputError
 from sparsity_length.figures.drawing import (
@@ -114,12 +114,8 @@ def test_an_export_that_was_changed_is_refused(tmp_path: Path) -> None:
     for name, damage, sentence in (
         ("length_losses.parquet", flip, "it is damaged, or another file; run export again"),
         ("length_losses.parquet", Path.unlink, "length_losses.parquet is missing"),
-        ("exported.json", cut_short, "exported.json is damaged"),
+        ("exported.json", lambda path: path.write_text("{"), "exported.json is damaged"),
     ):
         damage(out / name)
         with pytest.raises(InputError, match=sentence):
             Results(out).frame("length_losses")
-
-
-def cut_short(path: Path) -> None:
-    path.write_text("{")

@@ -1,5 +1,6 @@
-"""What k tokens recover and are worth, losses by length: by hand, and as drawn."""
+"""What k tokens recover and are worth, losses by length: by hand, and as drawn; the same of frames."""
 
+import sys
 from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from sparsity_length import InputError, plot, summary
 from sparsity_length.figures import drawing, recovered_loss
 from sparsity_length.figures.losses import (
     lengths_figure,
@@ -19,7 +21,8 @@ from sparsity_length.figures.losses import (
 )
 
 T_1 = 12.7062
-"""Student's t for 95% with one degree of freedom."""
+T_2 = 4.30265
+"""Student's t for 95% with one and with two degrees of freedom."""
 LABEL = drawing.ModelLabel("m", drawing.solid(drawing.BLACK), "", None)
 
 
@@ -132,14 +135,14 @@ def test_both_criteria_by_hand(
 ) -> None:
     rows = pd.concat([choice(rule, 1, *own, **swap), choice(rule, 1, *null, "other_document", **swap)])
     effects = recovered_loss.token_effects(rows).set_index("criterion").loc[["loss", "divergence"]]
-    found = effects[["gain", "recovered", "null_recovered", "excess", "share"]]
-    np.testing.assert_allclose(found, [by_loss, by_divergence])
+    np.testing.assert_allclose(
+        effects[["gain", "recovered", "null_recovered", "excess", "share"]], [by_loss, by_divergence]
+    )
 
 
 def test_curves_of_the_loss_by_hand(by_hand: pd.DataFrame) -> None:
     """Document a costs a nat more throughout; the null is of b alone, where it recovers 1 of 2 nats."""
-    losses = [name for name in by_hand if name.endswith("_loss")]
-    by_hand.loc[by_hand["document_id"] == "a", losses] += 1
+    by_hand.loc[by_hand["document_id"] == "a", [name for name in by_hand if name.endswith("_loss")]] += 1
     curves = recovered_loss.loss_curves(by_hand.query(NULL_OF_B)).set_index(["distant_context", "k"])
     assert curves["loss"].to_dict() == {
         ("other_document", 0): 3.5,
@@ -290,9 +293,10 @@ def test_the_paper_figure_is_its_table() -> None:
     assert (null.get_linestyle(), own.get_linestyle()) == ("--", "-")
     assert_drawn(ax, 4, curves[:1], "long_loss")  # all distant tokens
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["0", "1", "2", "all"]
-    said = {text.get_text() for text in ax.texts}
     # 0.8 nats less 0.05, of the gain of 1.
-    assert {"selected, target-aware: 75%", "full context, 2.00", "short context, 3.00"} <= said
+    assert {"selected, target-aware: 75%", "full context, 2.00", "short context, 3.00"} <= {
+        text.get_text() for text in ax.texts
+    }
 
 
 def test_without_a_null_a_rule_that_needs_one_has_no_effect_and_others_are_drawn() -> None:
@@ -304,3 +308,99 @@ def test_without_a_null_a_rule_that_needs_one_has_no_effect_and_others_are_drawn
     recovered_loss.effects_figure(effects, LABEL)
     (ax,) = recovered_loss.loss_figure(recovered_loss.loss_curves(own), LABEL).axes
     assert "null baseline" not in {text.get_text() for text in ax.texts}
+
+
+COLUMNS = [
+    *("text", "position", "rank"),
+    *("long_context_loss", "baseline_loss", "sparse_context_loss", "null_sparse_context_loss"),
+    *("baseline_divergence", "sparse_context_divergence", "null_sparse_context_divergence"),
+]
+# Text 0 has two targets, text 1 one; the first two ranks of each, and of text 1 no loss with two.
+INFLUENTIAL = pd.read_csv(
+    StringIO("""
+0 30 1  1.0 3.0 2.0 3.0  4.0 2.0 4.0
+0 30 2  1.0 3.0 1.0 2.5  4.0 0.0 3.0
+0 31 1  2.0 2.0 2.5 2.0  2.0 1.0 2.0
+0 31 2  2.0 2.0 2.0 2.0  2.0 1.0 2.0
+1 20 1  0.5 2.5 1.0 2.0  2.0 0.0 1.0
+1 20 2  0.5 2.5 NaN NaN  2.0 NaN NaN
+"""),
+    sep=r"\s+",
+    names=COLUMNS,
+    dtype=dict.fromkeys(COLUMNS[3:], "float32"),
+)
+BY_LENGTH = pd.read_csv(
+    StringIO("""
+text context_length loss divergence
+0    8              4    1
+0    8              2    0.5
+1    8              3    0.5
+2    8              3    0
+0    32             2    1
+0    32             2    0.5
+1    32             3    0.5
+2    32             1    0
+"""),
+    sep=r"\s+",
+)
+
+
+def test_the_recovered_fraction_is_a_ratio_of_sums_with_an_interval_over_texts() -> None:
+    table = summary(INFLUENTIAL).set_index(["criterion", "k"])
+    assert table[["num_targets", "num_texts"]].to_numpy().tolist() == [[3, 2], [2, 1], [3, 2], [2, 1]]
+    # By KL one token brings 4 to 2, 2 to 1 and 2 to 0: 5 of 8. Without text 0 it is 2/2, without text 1 3/6.
+    # The jackknife's errors for two texts; of the excess, which is 1 in text 1 and 3 in text 0, it is none.
+    half = T_1 * (2 / 2 - 3 / 6) / 2
+    expected = {
+        ("divergence", 1): {
+            "gain": 8 / 3,
+            "recovered_fraction": 5 / 8,
+            "recovered_fraction_low": 5 / 8 - half,
+            "recovered_fraction_high": 5 / 8 + half,
+            "null_recovered_fraction": 1 / 8,
+            "excess_fraction": 4 / 8,
+            "excess_fraction_high": 4 / 8,
+        },
+        # By loss the gains are 2, 0 and 2; one token recovers 1, -0.5 and 1.5, the null 0, 0 and 0.5.
+        ("loss", 1): {"gain": 4 / 3, "recovered_fraction": 2 / 4, "null_recovered_fraction": 0.5 / 4},
+        # Two tokens stand in text 0 alone: 6 - 1 of 6. One text says nothing about others.
+        ("divergence", 2): {
+            "recovered_fraction": 5 / 6,
+            "recovered_fraction_low": np.nan,
+            "recovered_fraction_high": np.nan,
+        },
+    }
+    for key, numbers in expected.items():
+        assert table.loc[key, [*numbers]].to_dict() == pytest.approx(numbers, rel=1e-5, nan_ok=True), key
+
+
+def test_without_a_null_baseline_there_is_no_excess() -> None:
+    nulls = [name for name in COLUMNS if name.startswith("null")]
+    table = summary(INFLUENTIAL.assign(**dict.fromkeys(nulls, np.nan)))
+    assert table[["null_recovered_fraction", "excess_fraction"]].isna().all(axis=None)
+    pd.testing.assert_series_equal(table["recovered_fraction"], summary(INFLUENTIAL)["recovered_fraction"])
+
+
+def test_losses_by_context_length_are_means_over_targets_and_drawn_as_such() -> None:
+    table = summary(BY_LENGTH).set_index("context_length")
+    numbers = table[["loss", "divergence", "num_targets", "num_texts"]]
+    assert numbers.T.to_dict("list") == {8: [3, 0.5, 4, 3], 32: [2, 0.5, 4, 3]}
+    # Without one text after another the mean at 32 is 4/2, 5/3 and 7/3; three texts.
+    half = T_2 * np.sqrt(2 * np.var([4 / 2, 5 / 3, 7 / 3]))
+    assert table.loc[32, ["loss_low", "loss_high"]].tolist() == pytest.approx([2 - half, 2 + half], rel=1e-5)
+    ax = plot(BY_LENGTH)
+    assert plot(BY_LENGTH, ax) is ax  # a second line
+    for bars in ax.containers:
+        line, _, (intervals,) = bars.lines
+        assert line.get_xydata().tolist() == [[8, 3], [32, 2]]
+        assert intervals.get_segments()[1][:, 1].tolist() == pytest.approx([2 - half, 2 + half], rel=1e-5)
+    assert len(ax.containers) == 2 and ax.get_xscale() == "log"
+
+
+def test_other_frames_and_a_missing_matplotlib_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    for function in (summary, plot):
+        with pytest.raises(InputError, match="losses with context_lengths"):
+            function(pd.DataFrame({"text": [0], "short_context_loss": [1.0]}))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(InputError, match="pip install matplotlib"):
+        plot(BY_LENGTH)

@@ -24,8 +24,7 @@ def draw(generator: np.random.Generator, num_documents: int, tail: float) -> tup
     proportion to the gain, so that a few documents rule the sum.
     """
     gains_D = generator.lognormal(0.0, tail, num_documents)
-    shares_D = TRUE_SHARE + 0.4 * generator.standard_t(3, num_documents)
-    return gains_D * shares_D, gains_D
+    return gains_D * (TRUE_SHARE + 0.4 * generator.standard_t(3, num_documents)), gains_D
 
 
 def coverage(num_documents: int, tail: float, fewest_resampled: int, num_trials: int = 4000) -> float:

@@ -217,8 +217,9 @@ def main(arguments: argparse.Namespace) -> None:
             )
     print(pd.DataFrame(rows).to_string(index=False, float_format="{:.4g}".format))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    made = {"settings": vars(arguments), "rows": rows}
-    arguments.out.write_text(json.dumps(made, indent=1, default=str) + "\n")
+    arguments.out.write_text(
+        json.dumps({"settings": vars(arguments), "rows": rows}, indent=1, default=str) + "\n"
+    )
 
 
 STAGE = Stage(__doc__, add_flags, main)

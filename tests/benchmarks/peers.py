@@ -55,8 +55,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """The command line."""
     add = parser.add_argument
     add("--model", help="a Hugging Face folder (default: SmolLM2-135M-Instruct, made by tests/real_model.py)")
-    page = ROOT / "analysis/reference/explained/austen.txt"
-    add("--text", type=Path, nargs="+", default=[page], help="texts")
+    add(
+        "--text",
+        type=Path,
+        nargs="+",
+        default=[ROOT / "analysis/reference/explained/austen.txt"],
+        help="texts",
+    )
     add("--length", type=int, default=512, help="tokens of each text that are read")
     add("--targets", type=int, default=12, help="predictions explained per text")
     add("--out", type=Path, default=Path("peers.parquet"), help="a row per prediction and method")
@@ -65,8 +70,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def scores_of_captum(tool: Any, tokenizer: Any, ids: list[int], position: int, **steps: int) -> list[float]:
     """Score each token before the position."""
     given = TextTokenInput(tokenizer.decode(ids[:position]), tokenizer)
-    found = tool.attribute(given, target=torch.tensor([ids[position]]), **steps)
-    return found.seq_attr.abs().tolist()
+    return tool.attribute(given, target=torch.tensor([ids[position]]), **steps).seq_attr.abs().tolist()
 
 
 def scores_of_inseq(tool: Any, tokenizer: Any, ids: list[int], position: int, **steps: int) -> list[float]:

@@ -46,11 +46,11 @@ def measured(
     found = given.GivenModel(name)
     model = found.ready(len(text_L), [text_L], found.tokenizer(), text.bos_token_ids)
     lengths = settings.ContextLengths(arguments.short, len(text_L), 64, 8)
-    batching = contexts.Batching.for_model(model)
-    far = far_context.FarContext(model, lengths, batching, text_L, text_L, screen=num_exact)
-    scores_TF = far.necessity.divergences
+    far = far_context.FarContext(
+        model, lengths, contexts.Batching.for_model(model), text_L, text_L, screen=num_exact
+    )
+    ranking_TK = rules.ranked(far.necessity.divergences, KS[-1])
     tokens = model.num_rows_run
-    ranking_TK = rules.ranked(scores_TF, KS[-1])
     left_TJ = far_context.sparse_contexts(far, {"rule": (ranking_TK, KS)})["rule"].divergences[..., 0]
     shares_TJ = 1 - left_TJ / far.short.divergences[:, None]
     doublings_T = sparsity.mean_log2_k(shares_TJ, np.array(KS), lengths.num_far_tokens_T)

@@ -112,8 +112,7 @@ def compare(case: tuple[str, int, str], arguments: argparse.Namespace, folder: P
         *arguments.set,
     ]
     data = data_of(folder, arguments.vocabulary_size, tokens)
-    configs = Path(__file__).resolve().parents[2] / "olmo_configs"
-    config = load_config(configs / f"{name}.yaml", overrides, data)
+    config = load_config(Path(__file__).resolve().parents[2] / f"olmo_configs/{name}.yaml", overrides, data)
     config.save_folder = str(folder / "run")
     trainer = Trainer(config, data)
     mixed_precision = trainer._accelerator.mixed_precision

@@ -141,8 +141,9 @@ def losses_of(trainer: Trainer, steps: range) -> list[float]:
 def test_training_begins_with_the_loss_of_stock_olmo_on_the_cpu_and_resumes_to_the_same_losses(
     device: torch.device, precision: str, tolerance: float, tmp_path: Path
 ) -> None:
-    token_ids = np.random.default_rng(0).integers(0, 40, (1, 800))
-    data = TokenizedData.open(write_data(tmp_path / "data", token_ids))
+    data = TokenizedData.open(
+        write_data(tmp_path / "data", np.random.default_rng(0).integers(0, 40, (1, 800)))
+    )
     trainer = trainer_of(data, tmp_path, precision)
     assert trainer._accelerator.device.type == device.type
     stock = OLMo(trainer._config.model)

@@ -278,8 +278,7 @@ def test_the_table_holds_what_parsers_say() -> None:
 
 @pytest.mark.parametrize("program", [name for name, flags in DEFAULTS.items() if flags])
 def test_help_says_the_defaults_of_the_table(program: str) -> None:
-    parser = stage_of(program).parser(program)
-    items = (item.split() for item in re.split(r"\n  (?=-)", parser.format_help()))
+    items = (item.split() for item in re.split(r"\n  (?=-)", stage_of(program).parser(program).format_help()))
     manual = {item[0]: " ".join(item) for item in items}
     for flag, words in DEFAULTS[program].items():
         shown = ", ".join(f"{int(word):,}" if word.isdigit() else word for word in words.split())

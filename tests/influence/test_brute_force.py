@@ -114,8 +114,7 @@ def close(found: np.ndarray, naive: np.ndarray | Sequence[float], what: object) 
 
 
 def test_short_long_and_foreign_contexts_and_windows(model: Implementation) -> None:
-    contexts = model.contexts()
-    own, null = contexts.values()
+    own, null = model.contexts().values()
     foreign = model.contexts(trial_swaps_BL=CHUNKS["other_document"][None])["own"].baselines.over_swaps
     found = {
         length: measured_windows(
@@ -183,8 +182,9 @@ def test_every_addition(model: Implementation, measured: Contexts) -> None:
 
 
 def test_every_greedy_choice(model: Implementation) -> None:
-    rules = enumerate(("greedy", "greedy_divergence"))
-    for (name, context), (criterion, rule) in product(model.contexts().items(), rules):
+    for (name, context), (criterion, rule) in product(
+        model.contexts().items(), enumerate(("greedy", "greedy_divergence"))
+    ):
         for target, found in zip(TARGETS, find_rule(rule).rank(context, 3).tolist(), strict=True):
             chosen: list[int] = []
             for _ in range(3):

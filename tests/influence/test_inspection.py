@@ -128,9 +128,11 @@ def of_hugging_face(name: str) -> Family:
 
     def logits_of(text_BS: torch.Tensor, mask_B1SS: torch.Tensor) -> torch.Tensor:
         positions_BS = torch.arange(text_BS.shape[1]).expand(len(text_BS), -1)
-        mask = windowed(stock, mask_B1SS)
         return stock(
-            input_ids=text_BS, position_ids=positions_BS, attention_mask=mask, use_cache=False
+            input_ids=text_BS,
+            position_ids=positions_BS,
+            attention_mask=windowed(stock, mask_B1SS),
+            use_cache=False,
         ).logits
 
     @torch.inference_mode()

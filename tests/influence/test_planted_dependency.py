@@ -32,14 +32,13 @@ from sparsity_length.results.statistics import ratio_of_sums
 VOCABULARY_SIZE = 40
 ANSWER = 39
 MADE_LENGTHS = ContextLengths(short_context_length=2, long_context_length=20, targets_per_chunk=2)
-PLANTED = {3: 30, 7: 31, 12: 32, 13: 33}
-"""Position -> token, which stands nowhere else."""
 SEARCHES = [name for name, rule in RULES.items() if rule.knows_ablations]
 STUDIED = [1, 2, 3, 4, 8, 16]
 
 
 def _planted(k: int) -> dict[int, int]:
-    return dict(list(PLANTED.items())[:k])
+    """Position -> token, which stands nowhere else."""
+    return dict([(3, 30), (7, 31), (12, 32), (13, 33)][:k])
 
 
 def _knowing(k: int) -> EvidenceLM:
@@ -50,8 +49,7 @@ def _knowing(k: int) -> EvidenceLM:
 
 def _contexts(k: int) -> dict[str, FarContext]:
     """Documents share tokens with each other; only this one has those planted."""
-    generator = np.random.default_rng(k)
-    own, null, *swaps = generator.integers(0, 8, (6, MADE_LENGTHS.long_context_length))
+    own, null, *swaps = np.random.default_rng(k).integers(0, 8, (6, MADE_LENGTHS.long_context_length))
     own[[*_planted(k)]] = [*_planted(k).values()]
     own[MADE_LENGTHS.targets_T] = ANSWER
     options = {"search_swaps_BL": np.stack(swaps[:2]), "trial_swaps_BL": np.stack(swaps[2:])}
@@ -70,8 +68,7 @@ def test_a_screen_of_a_long_text_finds_the_planted_tokens() -> None:
     for options in ({}, {"search_swaps_BL": foreign[None]}):
         context = far_contexts(_knowing(2), lengths, Batching(1), own, foreign, screen=8, **options)["own"]
         for rule in LEAVE_ONE_OUT_RULES:
-            selected_T2 = find_rule(rule).rank(context, 2)
-            assert np.sort(selected_T2).tolist() == [[277, 600], [277, 600]], rule
+            assert np.sort(find_rule(rule).rank(context, 2)).tolist() == [[277, 600], [277, 600]], rule
         assert np.isnan(context.influence.losses[0]).sum() > 900
 
 
@@ -82,9 +79,10 @@ def test_exactly_the_planted_tokens_are_found_and_k_star_is_their_number(k: int)
         assert np.sort(find_rule(rule).rank(own, k)).tolist() == [[*_planted(k)]] * 2, rule
     rule = "add_one_in_divergence"
     sparse = sparse_contexts(own, {rule: (find_rule(rule).rank(own, STUDIED[-1]), STUDIED)})[rule].over_swaps
-    long = Measured(own.long_losses_T, np.zeros(2))
     ks_J = np.array(STUDIED)
-    for without_T, with_some_TJ, with_all_T in zip(own.baselines.over_swaps, sparse, long, strict=True):
+    for without_T, with_some_TJ, with_all_T in zip(
+        own.baselines.over_swaps, sparse, Measured(own.long_losses_T, np.zeros(2)), strict=True
+    ):
         k_star, is_censored = _k_star(without_T - with_all_T, without_T[:, None] - with_some_TJ, ks_J)
         assert k_star.tolist() == [k, k] and not is_censored.any()
     # k tokens are all that there is: neither loss nor divergence is left
@@ -145,8 +143,7 @@ def test_what_only_a_stand_in_does_is_recovered_in_its_own_swap_alone() -> None:
 
 
 def _select(rule: str, max_k: int, num_far: list[int], **facts: object) -> list[list[int]]:
-    context = SimpleNamespace(num_far_tokens_T=np.array(num_far), **facts)
-    return find_rule(rule).rank(context, max_k).tolist()
+    return find_rule(rule).rank(SimpleNamespace(num_far_tokens_T=np.array(num_far), **facts), max_k).tolist()
 
 
 def test_random_draws_far_positions_without_repeating_and_again_the_same() -> None:
@@ -170,10 +167,12 @@ def test_drawn_answers_are_spread_over_the_prediction() -> None:
             assert (np.abs(counts_V - 8 * probs_V) <= 1).all() and not counts_V[probs_V == 0].any()
 
 
-def test_the_sink_comes_last_and_is_a_candidate() -> None:
+@pytest.mark.parametrize(
+    ("rule", "expected"), [("attention", [0, 2, 1, 3]), ("attention_no_sink", [2, 1, 3, 0])]
+)
+def test_the_sink_comes_last_and_is_a_candidate(rule: str, expected: list[int]) -> None:
     attended_TF = np.array([[0.6, 0.1, 0.3, 0.0]])
-    for rule, expected in (("attention", [0, 2, 1, 3]), ("attention_no_sink", [2, 1, 3, 0])):
-        assert _select(rule, 4, [4], look_inside=lambda _: attended_TF.copy()) == [expected]
+    assert _select(rule, 4, [4], look_inside=lambda _: attended_TF) == [expected]
 
 
 def test_scores_that_are_no_numbers_come_last_of_the_distant_tokens() -> None:

@@ -10,6 +10,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from forked_stages import ROOT
 from measured_documents import (
     DOCUMENTS,
     Typed,
@@ -35,8 +36,6 @@ from sparsity_length.results.files import Task
 from sparsity_length.results.read import Results
 from sparsity_length.training.loop import train
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.mark.parametrize(
     ("stage", "names"), [(loss_differences, ["aa", "bb"]), (length_interference, ["aa"])]
@@ -45,8 +44,7 @@ def test_the_first_documents_that_are_long_enough_are_measured(
     stage: ModuleType, names: list[str], folder: Path
 ) -> None:
     """One is enough where no other stands in for it."""
-    results = measure(stage, folder, "--max-documents", str(len(names)))
-    rows = Results(results).frame(stage_name(stage))
+    rows = Results(measure(stage, folder, "--max-documents", str(len(names)))).frame(stage_name(stage))
     assert rows["document_id"].unique().tolist() == [f"00000000000000{name}" for name in names]
 
 

@@ -105,7 +105,6 @@ def calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         yield counted
 
 
-ALIBI_SLOPES = torch.tensor([1 / 4, 1 / 16, 1 / 64, 1 / 256])
 # Far apart, repeated, and beyond 256; a row of each sequence has an ID of its own.
 PAST_IDS = torch.tensor([[0, 0, 299, 300]])
 OWN_IDS = torch.tensor([[301, 302, 302, 700, 701], [301, 303, 310, 311, 900]])
@@ -123,7 +122,7 @@ def test_attention_to_a_shared_prefix(
         added[0, :, 3:, 1] = -torch.inf
     added = added[:, :, rows]
     given = {"none": None, "alibi": None, "added": added}.get(mask, added == 0)
-    slopes = ALIBI_SLOPES if mask == "alibi" else None
+    slopes = torch.tensor([1 / 4, 1 / 16, 1 / 64, 1 / 256]) if mask == "alibi" else None
     scale = 0.2 if mask == "bool" else None
     query = _random(B, H, S, E, seed=0, dtype=dtype)
     own = [_random(B, num_groups, S, E, seed=seed, dtype=dtype) for seed in (1, 2)]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -126,12 +127,8 @@ def test_a_shared_prefix_is_as_good_as_reading_it(lm: HuggingFaceCausalLM) -> No
         (read(NUM_PAST, visible[:, :NUM_PAST, :NUM_PAST]), visible[:, NUM_PAST:, NUM_PAST:], visible),
         (prefix, beyond[:, NUM_PAST:], beyond),
     ):
-        expected = logits_of(lm, token_ids, ROWS, of_all, None)[:, NUM_PAST:]
         found = logits_of(lm, token_ids[:, NUM_PAST:], ROWS[:, NUM_PAST:], mask, None, past)
-        assert distance(found, expected) < TOLERANCE
-
-
-_PICTURES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+        assert distance(found, logits_of(lm, token_ids, ROWS, of_all, None)[:, NUM_PAST:]) < TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -145,7 +142,15 @@ _PICTURES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2
         (
             "llama4",
             {"intermediate_size_mlp": 48, "num_local_experts": 2},
-            _PICTURES | {"vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16},
+            {
+                "hidden_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "intermediate_size": 64,
+                "vision_output_dim": 16,
+                "projector_input_dim": 16,
+                "projector_output_dim": 16,
+            },
         ),
     ],
 )
@@ -346,36 +351,39 @@ def test_a_mask_that_leaves_tokens_out_beyond_the_first(monkeypatch: pytest.Monk
 def test_frequencies_are_those_of_the_text_also_after_a_longer_one(family: str, field: str) -> None:
     model = make_model(family, **{field: 64})
     text = torch.arange(80)[None] * 7 % VOCABULARY_SIZE
-    ids = torch.arange(64)[None]
     plain = model(input_ids=text[:, :64]).logits
     assert distance(model(input_ids=text).logits[:, :64], plain) > 1e-2, "they change beyond"
     lm = as_causal_lm(model, "m", 64)  # whose frequencies are those of 80 tokens by now
-    assert distance(logits_of(lm, text[:, :64], ids, None, None), plain) < 2e-5
+    assert distance(logits_of(lm, text[:, :64], torch.arange(64)[None], None, None), plain) < 2e-5
 
 
-class _BlindToTheMask(HuggingFaceCausalLM):
-    def hidden_states(self, tokens: Any, ids: Any, visible: Any, *rest: Any) -> torch.Tensor:
-        return super().hidden_states(tokens, ids, None, *rest)
-
-
-class _ForgetsThePrefix(HuggingFaceCausalLM):
-    def hidden_states(self, tokens: Any, ids: Any, visible: Any, queries: Any, *_: Any) -> torch.Tensor:
-        return super().hidden_states(tokens, ids, visible, queries)
-
-
-class _Fails(HuggingFaceCausalLM):
-    def read(self, *arguments: object) -> None:
-        raise KeyError("layer 3")
+STATES = HuggingFaceCausalLM.hidden_states
 
 
 @pytest.mark.parametrize(
-    ("kind", "sentence"),
+    ("method", "disobeying", "sentence"),
     [
-        (_BlindToTheMask, "m cannot be measured: tokens left out at kept position IDs are not the same"),
-        (_ForgetsThePrefix, "m cannot be measured: it does not read on from a shared prefix"),
-        (_Fails, r"m cannot be measured: it fails when .* visibility and a prefix \(KeyError: 'layer 3'\)"),
+        (
+            "hidden_states",
+            lambda lm, tokens, ids, visible, *rest: STATES(lm, tokens, ids, None, *rest),
+            "tokens left out at kept position IDs are not the same",
+        ),
+        (
+            "hidden_states",
+            lambda lm, tokens, ids, visible, queries, *prefix: STATES(lm, tokens, ids, visible, queries),
+            "it does not read on from a shared prefix",
+        ),
+        (
+            "read",
+            Mock(side_effect=KeyError("layer 3")),
+            r"it fails when .* visibility and a prefix \(KeyError: 'layer 3'\)",
+        ),
     ],
+    ids=["mask", "prefix", "fails"],
 )
-def test_a_model_that_disobeys_is_refused(kind: type[HuggingFaceCausalLM], sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        check_model(kind(make_model("llama")), "m", 64)
+def test_a_model_that_disobeys_is_refused(
+    method: str, disobeying: Callable[..., object], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HuggingFaceCausalLM, method, disobeying)
+    with pytest.raises(InputError, match=f"m cannot be measured: {sentence}"):
+        check_model(HuggingFaceCausalLM(make_model("llama")), "m", 64)

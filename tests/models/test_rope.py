@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hugging_face_families import VOCABULARY_SIZE, make_model
+from hugging_face_families import VOCABULARY_SIZE, make_model, windowed
 from measured_documents import measure, word_tokenizer, write_checkpoint, write_data
 from olmo.model import OLMo
 from sparsity_length.programs import loss_differences
@@ -32,9 +32,12 @@ GAPPED = torch.cat((CONTIGUOUS[:, :12], CONTIGUOUS[:, 12:] + 100), dim=1)
 def stock_logits(stock: PreTrainedModel, position_ids: torch.Tensor) -> torch.Tensor:
     """With a mask of four dimensions, so that the library does not take a gap for a border of two texts."""
     hidden = torch.ones(1, 1, 20, 20).triu(1) * torch.finfo(torch.float32).min
-    by_layer = {"full_attention": hidden, "sliding_attention": hidden}
-    mask = by_layer if hasattr(stock.config, "layer_types") else hidden
-    return stock(input_ids=TOKENS, position_ids=position_ids, attention_mask=mask, use_cache=False).logits
+    return stock(
+        input_ids=TOKENS,
+        position_ids=position_ids,
+        attention_mask=windowed(stock, hidden),
+        use_cache=False,
+    ).logits
 
 
 @pytest.mark.parametrize(
@@ -51,8 +54,11 @@ def stock_logits(stock: PreTrainedModel, position_ids: torch.Tensor) -> torch.Te
         ),
     ],
 )
+@pytest.mark.parametrize("ids", [CONTIGUOUS, GAPPED], ids=["contiguous", "gapped"])
 @torch.inference_mode()
-def test_yarn_is_that_of_the_stock_model(family: str, parameters: dict[str, Any], tmp_path: Path) -> None:
+def test_yarn_is_that_of_the_stock_model(
+    ids: torch.Tensor, family: str, parameters: dict[str, Any], tmp_path: Path
+) -> None:
     # The window of Gemma's other layer is wide enough to see the gap: IDs are what differs.
     fields = {"sliding_window": 200} if family == "gemma3" else {}
     make_model(family, **fields).save_pretrained(tmp_path)
@@ -61,10 +67,9 @@ def test_yarn_is_that_of_the_stock_model(family: str, parameters: dict[str, Any]
     )
     scaled = load_hugging_face(tmp_path, device=CPU, num_positions=200, rope=RopeScaling.parse("yarn:2"))
     plain = load_hugging_face(tmp_path, device=CPU, num_positions=200)
-    for ids in (CONTIGUOUS, GAPPED):
-        expected = stock_logits(stock, ids)
-        of_scaled, of_plain = (lm.logits(lm.hidden_states(TOKENS, ids, None, None)) for lm in (scaled, plain))
-        assert (of_scaled - expected).abs().max() < 2e-5 < 1e-2 < (of_plain - expected).abs().max()
+    expected = stock_logits(stock, ids)
+    of_scaled, of_plain = (lm.logits(lm.hidden_states(TOKENS, ids, None, None)) for lm in (scaled, plain))
+    assert (of_scaled - expected).abs().max() < 2e-5 < 1e-2 < (of_plain - expected).abs().max()
 
 
 def test_stair_positions_by_hand() -> None:
@@ -74,11 +79,12 @@ def test_stair_positions_by_hand() -> None:
     assert (query - keys).tolist() == [6, 6, 6, 5, 5, 5, 4, 4]
 
 
+@pytest.mark.parametrize("ids", [CONTIGUOUS, GAPPED], ids=["contiguous", "gapped"])
 @pytest.mark.parametrize("scores_per_block", [300, 1 << 26])
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "cohere", "gemma3"])
 @torch.inference_mode()
 def test_stair_positions_are_those_of_a_stock_model_that_is_given_them(
-    family: str, scores_per_block: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    family: str, scores_per_block: int, ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """One layer, where only the last row attends in a way that counts: its keys may stand anywhere."""
     monkeypatch.setattr(attention, "_SCORES_PER_BLOCK", scores_per_block)
@@ -86,15 +92,14 @@ def test_stair_positions_are_those_of_a_stock_model_that_is_given_them(
     make_model(family, num_hidden_layers=1, **fields).save_pretrained(tmp_path)
     lm = load_hugging_face(tmp_path, device=CPU, num_positions=200, rope=RopeScaling.parse("stair:5:4"))
     stock = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
-    for ids in (CONTIGUOUS, GAPPED):
-        last = ids[:, -1:]
-        woven = torch.where(last - ids < 5, last - ids, 5 + (last - 5) // 4 - ids // 4)
-        expected, plain = (stock_logits(stock, places)[:, -1] for places in (last - woven, ids))
-        _, prefix = lm.read(TOKENS[:, :8], ids[:, :8], None, None)
-        for start, past in ((0, None), (8, prefix)):
-            found = lm.logits(lm.hidden_states(TOKENS[:, start:], ids[:, start:], None, None, past)[:, -1])
-            assert (found - expected).abs().max() < 2e-5
-        assert (plain - expected).abs().max() > 1e-2
+    last = ids[:, -1:]
+    woven = torch.where(last - ids < 5, last - ids, 5 + (last - 5) // 4 - ids // 4)
+    expected, plain = (stock_logits(stock, places)[:, -1] for places in (last - woven, ids))
+    _, prefix = lm.read(TOKENS[:, :8], ids[:, :8], None, None)
+    for start, past in ((0, None), (8, prefix)):
+        found = lm.logits(lm.hidden_states(TOKENS[:, start:], ids[:, start:], None, None, past)[:, -1])
+        assert (found - expected).abs().max() < 2e-5
+    assert (plain - expected).abs().max() > 1e-2
 
 
 def test_layers_without_rope_have_no_stairs(tmp_path: Path) -> None:

@@ -81,8 +81,9 @@ class StockModel:
         return torch.log_softmax(logits[0, -1].double(), -1).numpy()
 
 
-def assert_explained_as_by_stock(stock: StockModel, text: str, position: int) -> None:
-    """Every number that `explain` tells of one prediction."""
+def assert_explained_as_by_stock(stock: StockModel, num_tokens: int, position: int) -> None:
+    """Every number that `explain` tells of one prediction in a text of so many tokens."""
+    (text,) = stock.documents(num_tokens, 1)
     foreign = " ".join(stock.documents(stock.num_tokens(text), 7)[1:])
     found = explain(
         text,
@@ -106,11 +107,12 @@ def assert_explained_as_by_stock(stock: StockModel, text: str, position: int) ->
     assert_explained(found, position, ids_N, swaps_4N, predict, TOLERANCE, stock.num_bos)
 
 
-def assert_losses_as_by_stock(stock: StockModel, text: str, places: Iterable[int]) -> None:
-    """The losses and the divergence that `losses` tells of a text's tokens at these places from its end."""
+def assert_losses_as_by_stock(stock: StockModel) -> None:
+    """The losses and the divergence that `losses` tells of a text's tokens at some places from its end."""
+    (text,) = stock.documents(128, 1)
     frame = losses(text, stock.folder, short_context_length=S, dtype="float32")
     ids_N = stock.token_ids(text)
-    for place in places:
+    for place in (1, 2, 30, 60, 111):
         target = len(ids_N) - place
         full_V, short_V = (
             stock.log_probs(ids_N, target, range(start, target)) for start in (stock.num_bos, target - S)

@@ -75,15 +75,20 @@ def test_what_is_written_is_read_back(results: Path) -> None:
     assert select(connect(results, which), which).fetchall() == [("length_losses",)]
 
 
-def test_another_configuration_is_refused_by_name(tmp_path: Path) -> None:
-    open_output(tmp_path).write_shard(0, rows(1.0))
-    for changes, sentence in (
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
         ({"settings": SETTINGS | {"short_context_length": 32}}, "short_context_length was 16, now 32"),
         ({"num_shards": 3}, "num_shards was 2, now 3"),
         ({"inputs": INPUTS | {"checkpoint": "cc"}}, "checkpoint was 'aa', now 'cc'"),
-    ):
-        with pytest.raises(InputError, match=sentence):
-            open_output(tmp_path, **changes)
+    ],
+)
+def test_another_configuration_is_refused_by_name(
+    changes: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    open_output(tmp_path).write_shard(0, rows(1.0))
+    with pytest.raises(InputError, match=sentence):
+        open_output(tmp_path, **changes)
     assert open_output(tmp_path, settings=SETTINGS | {"null": None}).pending_shards() == [1]
 
 
@@ -289,8 +294,9 @@ def test_agrees_with_scipy_on_a_ratio() -> None:
         method="percentile",
         random_state=0,
     ).confidence_interval
-    tolerance = 0.03 * (theirs.high - theirs.low)
-    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=tolerance)
+    assert (ours.low, ours.high) == pytest.approx(
+        (theirs.low, theirs.high), abs=0.03 * (theirs.high - theirs.low)
+    )
 
 
 @pytest.mark.parametrize("num_documents", [3, 19, 24, 49])

@@ -20,11 +20,10 @@ import forked_stages
 import pandas as pd
 import pytest
 import torch
-from forked_stages import stand_ins, until
+from forked_stages import ROOT, stand_ins, until
 from measured_documents import contents, json_lines, run
 from sparsity_length.programs import loss_differences, tokenize_c4
 
-ROOT = Path(__file__).resolve().parents[2]
 NODES = ("node0", "node1")
 Job = dict[str, str]
 """One job, or one task of an array, as `scontrol show job -o` tells it: JobState, ExitCode, Restarts, …"""

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import psutil
 import pytest
-from forked_stages import until
+from forked_stages import ROOT, until
 from hugging_face_families import save_model
 from measured_documents import contents, json_lines
 from omegaconf import OmegaConf
@@ -33,7 +33,6 @@ from sparsity_length.studies.file import load_study
 from sparsity_length.studies.run import checked, run_all, submit_chain
 from sparsity_length.text.tokenizer import train_bpe
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "olmo_configs"
 STUDY = f"""
 run: run
@@ -302,8 +301,7 @@ def test_hours_and_disk_are_counted(folder: Path) -> None:
         "sizes.tiny.overrides=[save_interval=3,scheduler.t_warmup=2]",
         "further_evaluations.along_training.steps=[3, 4]",
     ]
-    study = load_study(folder / "text.yaml", overrides)
-    commands = commands_of(study)
+    commands = commands_of(load_study(folder / "text.yaml", overrides))
     _, settings, lacking = checked(commands, is_plan=True)
     config = settings["tiny-short-seed0"]
     # tiny.yaml: 2 layers of width 128 with a SwiGLU of 512; 300 tokens take 384 rows, tied.
@@ -481,8 +479,11 @@ def test_a_study_goes_on_where_a_stage_failed_and_sees_what_changed(folder: Path
 
     # What was removed is measured again, by one process: to the same bytes. A comment changes nothing.
     measured = parquet_files(folder / "run")
-    models = {*re.findall("loss_differences/(.*?)/", " ".join(measured))}
-    assert models == {"tiny-short-seed0", "tiny-long-seed1", "tiny-long-seed1-step2"}
+    assert {*re.findall("loss_differences/(.*?)/", " ".join(measured))} == {
+        "tiny-short-seed0",
+        "tiny-long-seed1",
+        "tiny-long-seed1-step2",
+    }
     for name in ("along_training", "results"):
         shutil.rmtree(folder / "run" / name)
     config.write_text(config.read_text() + "# a comment\n")

@@ -130,8 +130,7 @@ def test_the_posterior_and_the_best_loss_of_cues_are_those_of_all_cases_counted(
 def test_streams_of_two_purposes_are_never_one(seeds: tuple[int, ...]) -> None:
     streams = [of_test_examples(*cell) for cell in product((1, 2, 20), (None, 1, 2, 20))]
     streams += [of_training_step(*of) for of in product(seeds, (0, 1, 2, 20))]
-    states = {str(stream.bit_generator.state["state"]) for stream in streams}
-    assert len(states) == 12 + 4 * len(seeds)
+    assert len({str(stream.bit_generator.state["state"]) for stream in streams}) == 12 + 4 * len(seeds)
 
 
 def ids_of(
@@ -211,9 +210,12 @@ STATES_ATOL = 1e-4
 
 
 def task_model(positions: str, name: str = "gpt_neox") -> TaskLM:
-    rotary_fraction = 0.25 if positions in ATTENTION_SCHEMES else 0.5
-    num_keys = 3 if positions == "sparse" else None
-    trunk = TaskModelConfig(name, width=32, rotary_fraction=rotary_fraction, num_keys=num_keys)
+    trunk = TaskModelConfig(
+        name,
+        width=32,
+        rotary_fraction=0.25 if positions in ATTENTION_SCHEMES else 0.5,
+        num_keys=3 if positions == "sparse" else None,
+    )
     model = TaskLM(TaskConfig("copy", positions, num_position_ids=40, model=trunk))
     for parameter in model._model.parameters():
         # Initial weights are so small that nothing would depend on anything.
@@ -252,8 +254,9 @@ def test_generation_with_a_cache_equals_one_full_pass(positions: str, name: str)
     logits, response_ids = generate(model, prompts, ids)
     response = logits.argmax(-1)
     read_ids = torch.cat([ids[:, :NUM_PROMPT], response_ids], 1)
-    hidden = model.hidden_states(torch.cat([prompts, response], 1), read_ids, None, None)
-    of_steps = hidden[:, NUM_PROMPT - 1 : -1]
+    of_steps = model.hidden_states(torch.cat([prompts, response], 1), read_ids, None, None)[
+        :, NUM_PROMPT - 1 : -1
+    ]
     # Weights eight times as large magnify what rounding differs by.
     torch.testing.assert_close(logits, model.logits(of_steps), rtol=0, atol=1e-3)
     if positions == "predicted":

@@ -1,6 +1,7 @@
 """Documents from every source, and what tokenize_c4 left of them: what is taken, counted, refused."""
 
 import gzip
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,10 +36,10 @@ def texts_of(path: Path, content: bytes) -> list[str]:
     return [document.text for document in read_documents(open_sources([str(path)], c4_split="train"))]
 
 
-def test_a_documents_id_is_the_hash_of_its_text() -> None:
-    for url in ("https://a.org", None):
-        found = Document.from_record({"text": "né", "url": url})
-        assert found == Document(sha256("né".encode()).hexdigest()[:16], "né", url)
+@pytest.mark.parametrize("url", ["https://a.org", None])
+def test_a_documents_id_is_the_hash_of_its_text(url: str | None) -> None:
+    expected = Document(sha256("né".encode()).hexdigest()[:16], "né", url)
+    assert Document.from_record({"text": "né", "url": url}) == expected
 
 
 @pytest.mark.parametrize(
@@ -177,12 +178,17 @@ def test_a_text_in_another_field(tmp_path: Path) -> None:
             list(source.documents())
 
 
-def test_documents_and_a_tokenizer_of_another_content_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [(EVALUATION_FILE, TokenizedData.evaluation_documents), ("tokenizer.json", TokenizedData.tokenizer)],
+)
+def test_documents_and_a_tokenizer_of_another_content_are_refused(
+    name: str, read: Callable[[TokenizedData], object], tmp_path: Path
+) -> None:
     data = TokenizedData.open(write_data(tmp_path, train_token_ids=[[1, 2, 0], [3, 0]]))
-    for name, read in ((EVALUATION_FILE, data.evaluation_documents), ("tokenizer.json", data.tokenizer)):
-        flip(tmp_path / name)
-        with pytest.raises(InputError, match=f"{name} has not the SHA-256 of its manifest"):
-            read()
+    flip(tmp_path / name)
+    with pytest.raises(InputError, match=f"{name} has not the SHA-256 of its manifest"):
+        read(data)
 
 
 def test_no_document_is_its_own_null_or_swap() -> None:

@@ -113,8 +113,9 @@ def tokenized(out: Path, tokenizer: Path, texts: list[str], *flags: str) -> Toke
     """Every text evaluates, and one more trains."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "train.txt").write_text("the mat")
-    lines = (json.dumps({"text": text, "url": text}) + "\n" for text in texts)
-    (out / "evaluation.jsonl").write_text("".join(lines))
+    (out / "evaluation.jsonl").write_text(
+        "".join(json.dumps({"text": text, "url": text}) + "\n" for text in texts)
+    )
     words = (
         f"--source {out}/train.txt --evaluation-source {out}/evaluation.jsonl --out {out}/data --tokenizer"
     )

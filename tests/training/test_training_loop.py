@@ -65,8 +65,9 @@ def make_trainer(data: TokenizedData) -> Callable[..., Trainer]:
     """A function making a Trainer of the tiny run: make_trainer(save_folder, *overrides)."""
 
     def make(save_folder: Path, *overrides: str) -> Trainer:
-        words = [*TINY_OVERRIDES, *overrides, f"save_folder={save_folder}"]
-        return Trainer(load_config(TINY, words, data), data)
+        return Trainer(
+            load_config(TINY, [*TINY_OVERRIDES, *overrides, f"save_folder={save_folder}"], data), data
+        )
 
     return make
 
@@ -81,17 +82,20 @@ def trained(trainer: Trainer, *steps: int) -> list[float]:
     return [of_step[name] for of_step in told for name in ("loss_nats", "gradient_norm")]
 
 
-def test_the_loss_of_pieces_is_that_of_the_whole_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+# A token at least; four, so that sequences are cut; all.
+@pytest.mark.parametrize("logits_at_once", [1, 4 * 50, 2**20])
+def test_the_loss_of_pieces_is_that_of_the_whole_in_float32(
+    logits_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generator = torch.Generator().manual_seed(0)
     logits_BSV = torch.randn(3, 7, 50, generator=generator).requires_grad_()
     token_ids_BS = torch.randint(50, (3, 7), generator=generator)
     expected = cross_entropy(logits_BSV[:, :-1].flatten(0, 1), token_ids_BS[:, 1:].flatten())
     expected_gradient = torch.autograd.grad(expected, logits_BSV)
-    for logits_at_once in (1, 4 * 50, 2**20):  # a token at least; four, so that sequences are cut; all
-        monkeypatch.setattr("sparsity_length.training.trainer._LOGITS_AT_ONCE", logits_at_once)
-        loss = next_token_loss(logits_BSV, token_ids_BS) / 18
-        found = (loss, *torch.autograd.grad(loss, logits_BSV))
-        torch.testing.assert_close(found, (expected, *expected_gradient), rtol=1e-6, atol=1e-8)
+    monkeypatch.setattr("sparsity_length.training.trainer._LOGITS_AT_ONCE", logits_at_once)
+    loss = next_token_loss(logits_BSV, token_ids_BS) / 18
+    found = (loss, *torch.autograd.grad(loss, logits_BSV))
+    torch.testing.assert_close(found, (expected, *expected_gradient), rtol=1e-6, atol=1e-8)
     coarse = logits_BSV.detach().bfloat16()
     assert next_token_loss(coarse, token_ids_BS) == next_token_loss(coarse.float(), token_ids_BS)
 
@@ -260,8 +264,7 @@ def test_damage_is_refused_and_the_one_before_taken_once_it_is_removed(
 
 def test_metrics_go_by_their_steps_and_a_cut_line_is_none(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 3, "loss": 9}\n{"step": 4, "loss": 8}\n{"step": 5, "lo')
-    losses = [last_metrics(tmp_path, step).get("loss") for step in (2, 3, 5)]
-    assert losses == [None, 9, 8]
+    assert [last_metrics(tmp_path, step).get("loss") for step in (2, 3, 5)] == [None, 9, 8]
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 64, 300])
@@ -308,14 +311,16 @@ def test_sequences_never_cross_files_and_leave_out_their_last_tokens(five: Token
         batches_of(five, 6)
 
 
-def test_each_epoch_takes_every_sequence_once_in_another_order(five: TokenizedData) -> None:
-    for batch_size, num_steps in ((1, 5), (2, 2)):  # an incomplete batch is left out
-        batches = batches_of(five, batch_size)
-        assert batches.steps_per_epoch == num_steps
-        found = [batches.sequence_indices(step) for step in range(1, 4 * num_steps + 1)]
-        orders = [np.random.default_rng([5, 0, epoch]).permutation(5) for epoch in range(4)]
-        whole = [order[: num_steps * batch_size] for order in orders]
-        assert np.ravel(found).tolist() == np.ravel(whole).tolist()
+@pytest.mark.parametrize(("batch_size", "num_steps"), [(1, 5), (2, 2)])  # an incomplete batch is left out
+def test_each_epoch_takes_every_sequence_once_in_another_order(
+    batch_size: int, num_steps: int, five: TokenizedData
+) -> None:
+    batches = batches_of(five, batch_size)
+    assert batches.steps_per_epoch == num_steps
+    found = [batches.sequence_indices(step) for step in range(1, 4 * num_steps + 1)]
+    orders = [np.random.default_rng([5, 0, epoch]).permutation(5) for epoch in range(4)]
+    whole = [order[: num_steps * batch_size] for order in orders]
+    assert np.ravel(found).tolist() == np.ravel(whole).tolist()
 
 
 def test_pose_shifts_the_second_chunk_only() -> None:
@@ -421,8 +426,9 @@ def test_durations_are_steps_or_tokens(text: str, num_steps: int) -> None:
     "units", ["scheduler.t_warmup=10", "scheduler.t_warmup=40960 scheduler.units=tokens"]
 )
 def test_warm_up_and_cosine_of_olmo_in_steps_or_tokens(units: str, data: TokenizedData) -> None:
-    overrides = ["max_duration=20", "scheduler.alpha_f=0.1", "optimizer.learning_rate=1", *units.split()]
-    config = load_config(TINY, overrides, data)
+    config = load_config(
+        TINY, ["max_duration=20", "scheduler.alpha_f=0.1", "optimizer.learning_rate=1", *units.split()], data
+    )
     rates, norms = np.transpose([config.rates(step) for step in (1, 5, 10, 15, 20)])
     # From a tenth of the rate in equal parts to all of it, half way down the cosine, to alpha_f.
     assert rates == pytest.approx([0.19, 0.55, 1.0, 0.55, 0.1])
