@@ -124,9 +124,8 @@ def places(seed: int) -> Iterator[Place]:
         nodes = [*ast_nodes(get_ast(path.read_text()))]
         at: dict[tuple[int, int], list[Place]] = {}
         for name, operator in operators.items():
-            for index, (line, column) in enumerate(
-                start for node in nodes for start, _ in operator.mutation_positions(node)
-            ):
+            starts = [start for node in nodes for start, _ in operator.mutation_positions(node)]
+            for index, (line, column) in enumerate(starts):
                 here = at.setdefault((line, column), [])
                 number = lines[:line].count(lines[line - 1])  # of equal lines
                 drawn = f"{seed} {path.name} {lines[line - 1]} {number} {column} {name} {len(here)}"
@@ -199,9 +198,8 @@ def main() -> None:
     known = {row["key"]: row for row in map(json.loads, RESULTS.read_text().splitlines())}
     standing = {*seconds, NO_TEST, *([] if arguments.again else [""])}
     rows = []
-    for (key, path, line, *_), mutated in tqdm(
-        islice(programs(arguments.seed), arguments.mutants), total=arguments.mutants, smoothing=0
-    ):
+    drawn = islice(programs(arguments.seed), arguments.mutants)
+    for (key, path, line, *_), mutated in tqdm(drawn, total=arguments.mutants, smoothing=0):
         if known.get(key, {}).get("killer") not in standing:
             was, now = (text.splitlines()[line - 1].strip() for text in (path.read_text(), mutated))
             names = tests_of(path, line, lines.contexts_by_lineno(str(path)), seconds)
