@@ -142,9 +142,17 @@ def main(arguments: argparse.Namespace) -> None:
         text = _messages(text, str(file))
     command = _again(sys.argv[1:], has_file=file is not None)
 
-    def show(explanation: Any) -> None:
-        """Write the page: as soon as there is something, and anew with each prediction."""
-        explanation.save(arguments.out, command)
+    def show(explanation: Any, *, is_last: bool = False) -> None:
+        """Write all outputs: as soon as there is something, and anew with each prediction; a stream once."""
+        is_written = {
+            flag: path is not None and (is_last or stream_of(path) is None) for flag, path in outputs.items()
+        }
+        if is_written["--out"]:
+            explanation.save(arguments.out, command)
+        if is_written["--json"]:
+            write_json(arguments.json, explanation.record)
+        if is_written["--csv"]:
+            write_text(arguments.csv, explanation.frame.to_csv(index=False, float_format="%.4g"))
 
     # Imported late, for a --help, and a refusal, at once.
     from sparsity_length.measuring.explanation import explain
@@ -157,15 +165,10 @@ def main(arguments: argparse.Namespace) -> None:
         **{name: getattr(arguments, name) for name in names},
         swap_text=swap_file and decoded(swap_file.read_bytes(), str(swap_file)),
         name="the text" if file is None else file.name,
-        # A stream gets the page only once.
-        show=show if stream_of(arguments.out) is None else None,
+        show=show,
         started=started,
     )
-    show(explanation)
-    if arguments.json is not None:
-        write_json(arguments.json, explanation.record)
-    if arguments.csv is not None:
-        write_text(arguments.csv, explanation.frame.to_csv(index=False, float_format="%.4g"))
+    show(explanation, is_last=True)
     # If a file goes to standard output, nothing else does.
     if not any(stream_of(path) == 1 for path in outputs.values() if path is not None):
         is_colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR")

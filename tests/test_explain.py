@@ -549,6 +549,7 @@ GIVEN = "--text-file {folder}/text "
         (GIVEN + "--swap-text-file {folder}/short", "the swapped text has 1 tokens, and 256"),
         ("--text-file {folder}/short --out {folder}/short", "is an input, which the output would"),
         (GIVEN + "--out {model}/config.json", "is an input, which the output would"),
+        (GIVEN + "--json {folder}/short/a.json", "nothing can be written into"),
         (GIVEN + "--budget soon", "soon is not a duration above 0, such as 90s"),
         (GIVEN + "--instead dog", "--instead needs --at or --position"),
         ("--chat {folder}/short", "is not a chat: a JSON list"),

@@ -134,7 +134,7 @@ function sourceItem(target, source) {
   const isNone = target.no_source;
   const isAgainst = source.effect / target.total_effect <= -0.1;
   const kind = isNone ? "no source" : source.is_needed ? "needed" : isAgainst ? "against" : "redundant";
-  const why = { needed: "its swap alone takes at least 10% of the effect", against: "its swap alone adds at least 10% to the effect: it says the opposite", redundant: "its swap alone takes less than 10% of the effect: others say the same", "no source": "what was found recovers less than 10% of the effect" }[kind];
+  const why = { needed: "its swap alone takes at least 10% of the effect", against: "its swap alone adds at least 10% to the effect", redundant: "its swap alone takes less than 10% of the effect", "no source": "what was found recovers less than 10% of the effect" }[kind];
   const go = element("button", { type: "button", class: "source" }, quoted(source.source));
   go.addEventListener("click", () => {
     tokenAt(source.source_position).scrollIntoView({ block: "center" });

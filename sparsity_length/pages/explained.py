@@ -19,8 +19,9 @@ from sparsity_length.text.tokenizer import TokenizedText
 LEAST_RECOVERED = 0.1
 """Fraction of the total effect that sources must recover to be called such, and that the swap of one alone
 must have to call it needed."""
-_JOINERS = "\n\t\u200c\u200d"
-"""Not printable, and harmless: without the last two, emoji and Arabic and Indic words would fall apart."""
+_HARMLESS = "\n\t\u200c\u200d\xa0\xad\u202f\u3000"
+"""Not printable for Python: joiners, without which emoji and Arabic and Indic words would fall apart, and
+blanks."""
 _COLORS = {0.1: 153, 0.5: 117, 1.0: 75, 2.0: 33}
 """Nats -> of the 256 colors that terminals have: blues, darker for each level."""
 _COLUMNS = (
@@ -153,7 +154,7 @@ class Explanation:
 
         def marked(piece: str, effect: float) -> str:
             """A token, its level shown by a color."""
-            word = "".join(char if char in _JOINERS else printable(char) for char in piece)
+            word = _shown(piece)
             colors = [color for level, color in _COLORS.items() if effect >= level]
             if is_colored and colors and word.strip():
                 word = f"\x1b[48;5;{colors[-1]}m\x1b[38;5;16m{word}\x1b[0m"
@@ -291,7 +292,13 @@ def _quoted(piece: str) -> str:
         return "part of a character"
     if not piece.strip():
         return "line break" if "\n" in piece else "blank"
-    return f"“{' '.join(map(printable, piece.split()))}”"
+    return f"“{' '.join(map(_shown, piece.split()))}”"
+
+
+def _shown(text: str) -> str:
+    """Text that a terminal does not obey, in the script in which it was written."""
+    # A line that ends as Windows ends it is a line.
+    return "".join(char if char in _HARMLESS else printable(char) for char in text.replace("\r", ""))
 
 
 def _of_target(target: dict[str, Any]) -> str:

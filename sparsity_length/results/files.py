@@ -89,7 +89,10 @@ def stream_of(path: Path) -> Path | int | None:
 
 
 def refuse_same(outputs: Mapping[str, Path | None]) -> None:
-    """Refuse outputs, by their flags, of which one would replace another, or go into the same stream."""
+    """Refuse outputs, by their flags, of which one would replace another, or go into the same stream.
+
+    Or whose folder is none, or may not be written to: now, and not after the work.
+    """
     seen: dict[object, str] = {}
     for flag, path in outputs.items():
         stream = None if path is None else stream_of(path)
@@ -98,6 +101,11 @@ def refuse_same(outputs: Mapping[str, Path | None]) -> None:
         # What is thrown away may be anything.
         if path not in (None, Path(os.devnull)) and (other := seen.setdefault(place, flag)) != flag:
             raise InputError(f"{other} and {flag} are both {path}; give each its own")
+        if path is not None and stream is None:
+            folders = Path(os.path.realpath(path)).parents
+            folder = next(folder for folder in folders if folder.exists())
+            if not (folder.is_dir() and os.access(folder, os.W_OK)):
+                raise InputError(f"{flag} {path}: nothing can be written into {folder}; name another place")
 
 
 def sync(path: Path) -> None:

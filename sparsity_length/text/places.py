@@ -99,7 +99,10 @@ def occurrence_of(asked: str, text: TokenizedText) -> Occurrence:
 
 def _places_of(words: str, text: str) -> list[tuple[int, int]]:
     """The characters [start, stop) of words wherever they occur; none begins or ends within a character."""
-    pattern = rf"{_BORDER}{regex.escape(normalize('NFC', words.strip()))}(?:{_BORDER}|(?=\p{{Hangul}}))"
+    # Words stand on two lines, too; and an apostrophe is typed straight where the text has it curly.
+    escaped = map(regex.escape, normalize("NFC", words).replace("\u2019", "'").split())
+    asked = r"\s+".join(escaped).replace("'", "['\u2019]")
+    pattern = rf"{_BORDER}{asked}(?:{_BORDER}|(?=\p{{Hangul}}))"
     characters = regex.findall(r"\X", text)
     composed = [normalize("NFC", character) for character in characters]
     # Of "e\u0301t", whose NFC is "ét", place 0 is 0, 1 is 2 and 2 is 3.

@@ -87,6 +87,12 @@ def test_the_last_occurrence_or_the_one_that_is_named() -> None:
         occurrence_of("哈哈:3", text)
 
 
+@pytest.mark.parametrize("text", ["I don't know.", "I don’t know.", "I don’t\r\nknow.", "I don't  know."])
+def test_words_are_found_across_lines_and_whichever_way_an_apostrophe_is_written(text: str) -> None:
+    for words in ("don't know", "don’t\nknow"):
+        assert occurrence_of(words, BYTES.read(text))[1:3] == (2, len(text) - 1)
+
+
 @pytest.mark.parametrize("reader", [BYTES, load_tokenizer(code_points)], ids=["byte-level", "code-points"])
 @pytest.mark.parametrize(
     ("text", "unit", "expected"),
