@@ -64,9 +64,9 @@ from sparsity_length.cli import InputError, Stage, cause_of, file_path, logger, 
 from sparsity_length.measuring.settings import Explaining
 from sparsity_length.models.settings import Loading
 from sparsity_length.results.files import (
+    refuse_outputs,
     refuse_pointers,
     refuse_replacing,
-    refuse_same,
     stream_of,
     write_json,
     write_text,
@@ -124,7 +124,7 @@ def main(arguments: argparse.Namespace) -> None:
     file = arguments.chat or arguments.text_file
     swap_file = arguments.swap_text_file
     outputs = {"--out": arguments.out, "--json": arguments.json, "--csv": arguments.csv}
-    refuse_same(outputs)
+    refuse_outputs(outputs)
     refuse_replacing(
         filter(None, outputs.values()),
         [file, swap_file, path_of(arguments.model), path_of(arguments.tokenizer or arguments.model)],

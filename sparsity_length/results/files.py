@@ -88,10 +88,11 @@ def stream_of(path: Path) -> Path | int | None:
     return path if path.exists() and not (path.is_file() or path.is_dir()) else None
 
 
-def refuse_same(outputs: Mapping[str, Path | None]) -> None:
-    """Refuse outputs, by their flags, of which one would replace another, or go into the same stream.
+def refuse_outputs(outputs: Mapping[str, Path | None]) -> None:
+    """Refuse outputs, by their flags, that cannot be written, before the work: InputError.
 
-    Or whose folder is none, or may not be written to: now, and not after the work.
+    Of two, one would replace the other or go into the same stream; or what would be the folder is none, or
+    may not be written into.
     """
     seen: dict[object, str] = {}
     for flag, path in outputs.items():

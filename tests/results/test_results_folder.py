@@ -244,8 +244,8 @@ def test_two_outputs_are_not_one_and_none_is_what_cannot_be_written_to(
     Path("circle").symlink_to("circle")
     files.write_text(Path("circle"), "page")
     assert files.stream_of(Path("circle")) is None and Path("circle").read_text() == "page"
-    files.refuse_same({"--out": Path("a"), "--json": Path("b"), "--csv": None})
-    files.refuse_same({"--out": Path("/dev/null"), "--json": Path("/dev/null"), "--csv": Path("-")})
+    files.refuse_outputs({"--out": Path("a"), "--json": Path("b"), "--csv": None})
+    files.refuse_outputs({"--out": Path("/dev/null"), "--json": Path("/dev/null"), "--csv": Path("-")})
     os.mknod("socket", stat.S_IFSOCK)
     with Path("a").open() as only_read:
         for one, other, sentence in (
@@ -257,7 +257,7 @@ def test_two_outputs_are_not_one_and_none_is_what_cannot_be_written_to(
             (f"/dev/fd/{only_read.fileno()}", "b", r"/dev/fd/\d+ is not open for writing"),
         ):
             with pytest.raises(InputError, match=sentence):
-                files.refuse_same({"--out": Path(one), "--json": Path(other)})
+                files.refuse_outputs({"--out": Path(one), "--json": Path(other)})
 
 
 @pytest.mark.parametrize(
