@@ -160,8 +160,9 @@ def test_the_stage_is_the_brute_force(crossed: Path, stocks: dict[str, Stock]) -
         if row.rule == "leave_one_out_divergence":
             assert mine.tolist() == naive_choice(stocks["run"], chunks, place)[: KS[-1]].tolist()
         expected = naive_values(stocks[row.evaluator], chunks, place, mine)
-        np.testing.assert_allclose(row.mean_log2_k_of_swaps, expected, atol=5e-6)
-        assert row.mean_log2_k == pytest.approx(np.mean(expected), abs=5e-6)
+        # Made of ratios of divergences, each of which is within TOLERANCE.
+        np.testing.assert_allclose(row.mean_log2_k_of_swaps, expected, atol=2 * TOLERANCE)
+        assert row.mean_log2_k == pytest.approx(np.mean(expected), abs=2 * TOLERANCE)
 
 
 def test_texts_without_a_null_lack_what_needs_one_and_only_that(
