@@ -129,12 +129,16 @@ def main(arguments: argparse.Namespace) -> None:
     ]
     num_available = len(document_ids)
     left_out = [
-        f"{num_available - len(records):,} of {num_available:,} documents with both losses and influential"
-        " tokens: shown are the first in the order of their hashes, a random sample (--max-documents).",
         "The text outside of the measured chunks.",
         "The influence of distant tokens that no rule selected (artefact influences).",
         "The text of the null's other documents, but for the tokens selected there.",
     ]
+    if num_left_out := num_available - len(records):
+        left_out.insert(
+            0,
+            f"{num_left_out:,} of {num_available:,} documents with both losses and influential tokens: shown"
+            " are the first in the order of their hashes, a random sample (--max-documents).",
+        )
     header = {"results": str(results), **shown, "unit_nats": NATS, "left_out": left_out, "documents": records}
     text = html_page("page.html", _SCRIPTS, "style.css", header)
     write_text(arguments.out, text)

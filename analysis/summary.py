@@ -87,13 +87,18 @@ def answers(results: Path) -> Iterator[str]:
 def lengths_needed(results: Path) -> Iterator[str]:
     """Nearest tokens that give 90% of the gain of the longest context, one sentence per model that gains."""
     table = needed_context(Results(results).frame("length_losses"))
-    # No window is given if the longest context is not clearly worth anything.
-    for row in table[table["criterion"] == "loss"].dropna(subset="window_90").to_dict("records"):
+    for row in table[table["criterion"] == "loss"].to_dict("records"):
+        worth = f"{interval_of(row, 'worth')} nats"
+        if isnan(row["window_90"]):
+            yield (
+                f"{row['model']} gains {worth} from the shortest to the longest context, not clearly more"
+                " than 0: how many of the nearest tokens give 90% of it is not said."
+            )
+            continue
         window = [f"{row[f'window_90{end}']:.0f}" for end in ("", "_low", "_high")]
         yield (
-            f"The nearest {window[0]} [{', '.join(window[1:])}] tokens give {row['model']} 90% of the"
-            f" {interval_of(row, 'worth')} nats that it gains from the shortest to the longest context"
-            " (notebook length_losses)."
+            f"The nearest {window[0]} [{', '.join(window[1:])}] tokens give {row['model']} 90% of the {worth}"
+            " that it gains from the shortest to the longest context (notebook length_losses)."
         )
 
 

@@ -156,7 +156,7 @@ def test_a_whole_is_the_sum_of_its_tokens(
     first = len(before)
     other = load_tokenizer(model).read(f"{BEFORE}{instead}").token_ids_N if instead else before
     fork = len(commonprefix([own.tolist(), other.tolist()]))
-    length = first + 1 if instead else len(own)
+    length = len(own)
     _, *trials, searched = foreign[: 4 * length].reshape(4, length)
     near = first - S
 
@@ -168,7 +168,7 @@ def test_a_whole_is_the_sum_of_its_tokens(
     asked = {**FLAGS, **named, "instead": instead}
     exact = explain(f"{text}, and", model, **asked, targets="all", sources=500)
     (target,) = exact.targets
-    assert (target["position"], target["end"], target["token"]) == (first, length, "d" if instead else words)
+    assert (target["position"], target["end"], target["token"]) == (first, length, words)
     assert exact.losses["position"].tolist() == [*range(first, length)]
     effects = exact.frame.set_index("source_position")["effect"].sort_index()
     assert effects.index.tolist() == [*range(1, near)]
@@ -176,7 +176,7 @@ def test_a_whole_is_the_sum_of_its_tokens(
     np.testing.assert_allclose(effects, swaps_of_one, atol=5e-5)
     # One that works against the effect, of the other sign, is not needed.
     shares = exact.frame["effect"] / target["total_effect"]
-    assert (exact.frame["is_needed"] == (shares >= 0.1)).all()
+    assert (exact.frame["is_needed"] == ((shares >= 0.1) & (not target["no_source"]))).all()
     if not target["no_source"]:
         tags = str(exact).count("recovered, needed"), str(exact).count("recovered, against")
         assert tags == ((shares >= 0.1).sum(), (shares <= -0.1).sum())
@@ -377,7 +377,7 @@ def test_the_summary_adds_up_and_every_face_tells_the_same(model: Path, tmp_path
     totals, recovered = np.transpose([[one["total_effect"], one["recovered"]] for one in found.targets])
     (share,) = re.findall(r"recover (-?\d+)% of the effect", said)
     assert int(share) / 100 == pytest.approx(totals @ recovered / totals.sum(), abs=0.006)
-    rows = re.findall(r"^(\d+)  .*: <?([\d.]+)% with the whole text", said, re.MULTILINE)
+    rows = re.findall(r"^(\d+)  .*: <?([\d.]+)% with the last \d+ tokens", said, re.MULTILINE)
     shown = {int(position): float(probability) for position, probability in rows}
     told = {target["position"]: 100 * target["probability"] for target in found.targets}
     assert shown == pytest.approx(told, abs=0.51)
@@ -423,7 +423,8 @@ def test_a_budget_is_kept(model: Path) -> None:
     [
         # The first pass took 2 seconds for 100 tokens. Losses of 150; sources of 3 predictions of 1,000 each.
         (1000, "losses in about 3 seconds, sources of 3 predictions in about 63 in all"),
-        (50, "losses in about 3 seconds, sources of 3 predictions in about 40 in all"),  # less 10 of loading
+        # Less 10 of loading and 3 of losses 37 are left, in which one prediction ends.
+        (50, "losses in about 3 seconds, sources of 1 of 3 predictions in about 23 in all"),
         (None, "losses in about 3 seconds, sources of 3 predictions in about 103 in all"),  # 100 * 100 / 2
     ],
 )
@@ -440,9 +441,9 @@ def test_it_is_said_how_long_it_will_take(
 def test_a_budget_ends_a_prediction_that_takes_longer_than_thought(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(explanation, "likely_tokens", lambda *about: 0)
+    monkeypatch.setattr(explanation, "likely_tokens", lambda *about: 1)
     found, seconds = explained_within(1.1, model)
-    assert seconds <= 1.1 and not found.targets and "Explained: 0 of " in str(found)
+    assert seconds <= 1.2 and not found.targets and "Explained: 0 of " in str(found)
 
 
 def test_without_a_budget_there_is_a_page(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -543,7 +544,7 @@ GIVEN = "--text-file {folder}/text "
     [
         (GIVEN + "--json - --csv -", "--json and --csv are both -"),
         ("--text-file {folder}/blank", "the text is empty"),
-        ("--text-file {folder}/two", "leave some of the 2 tokens"),
+        ("--text-file {folder}/two", "the last prediction has 2 tokens before it, and needs 6"),
         ("--text-file {folder}/latin", "not text in UTF-8: 'utf-8' codec can't decode byte 0xef"),
         (GIVEN + "--tokenizer bpe:300", "the tokenizer is of type int; give a tokenizer.json"),
         (GIVEN + "--swap-text-file {folder}/short", "the swapped text has 1 tokens, and 256"),
@@ -567,13 +568,13 @@ GIVEN = "--text-file {folder}/text "
         ("--chat {folder}/asked --tokenizer {folder}/bare.json --generate 2", "no chat template"),
         (GIVEN + "--at dog", "dog' does not occur in the text"),
         (GIVEN + "--at cat:3", "--at 'cat:3': “cat” occurs 2 times"),
-        (GIVEN + "--at The", "leave some of the"),
+        (GIVEN + "--at The", "has 0 tokens before it"),
         (GIVEN + "--position 50:40", "--position 50:40 is outside"),
         (GIVEN + "--position five", "five is neither a token N, from 0, nor a range of tokens A:B"),
         (GIVEN + "--targets 2 --whole-answer", "not allowed with argument"),
         (GIVEN + "--whole-answer", "--whole-answer needs --chat or --generate"),
         (GIVEN + "--position 500", "--position 500 is outside the text of"),
-        (GIVEN + "--position 5", "leave some of the 5 tokens"),
+        (GIVEN + "--position 5", "give words that stand later, or a smaller --short-context-length"),
     ],
 )
 def test_bad_input_is_one_sentence_and_nothing_is_written(

@@ -44,13 +44,14 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
         Of losses one row for each context length, with the columns context_length, num_targets, num_texts,
         loss and divergence: means over targets, nats.
     """
-    if "context_length" in frame:
+    columns = getattr(frame, "columns", ())
+    if "context_length" in columns:
         table = summarized(
             frame.rename(columns={"text": "document_id"}),
             ["context_length"],
             lambda targets: mean_columns(targets, "loss", "divergence"),
         )
-    elif "rank" in frame:
+    elif "rank" in columns:
         table = pd.concat([_recovered(frame, criterion) for criterion in (LOSS, DIVERGENCE)])
     else:
         raise InputError("summary needs a frame of influential_tokens, or of losses with context_lengths")
@@ -102,7 +103,7 @@ def plot(frame: pd.DataFrame, ax: Optional["Axes"] = None) -> "Axes":
         from sparsity_length.figures import drawing
     except ModuleNotFoundError as error:
         raise InputError(f"{error}; plot needs matplotlib: pip install matplotlib") from error
-    if "context_length" not in frame:
+    if "context_length" not in getattr(frame, "columns", ()) or not len(frame):
         raise InputError("plot needs a frame of losses with context_lengths, such as (8, 32, 128, 512)")
     curve = summary(frame)
     if ax is None:

@@ -224,7 +224,10 @@ def data_of(results: Path, data: Path | None, *stages: str) -> TokenizedData:
 
     InputError if there is none, or a stage measured other documents.
     """
-    opened = TokenizedData.open(data or results.parent / "data")
+    beside = results.parent / "data"
+    if data is None and not beside.is_dir():
+        raise InputError(f"there is no {beside}: give the folder of tokenize_c4 that was measured as --data")
+    opened = TokenizedData.open(data or beside)
     for stage in stages:
         for model, made in Results(results).made_by(stage).items():
             if made["inputs"].get("evaluation_documents") != opened.evaluation_sha256:

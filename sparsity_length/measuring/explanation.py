@@ -132,8 +132,8 @@ def explain(
             source_byte_start, source_byte_end: its place in the text's UTF-8;
             effect, probability_swapped: what swapping it alone does to the prediction, nats, and the
                 probability then;
-            is_needed: whether that effect is at least 10% of the total; if not, others say the same, or it
-                speaks against, with an effect of the other sign;
+            is_needed: whether that effect is at least 10% of the total; if not, the rest of the text serves
+                as well, or the source speaks against, with an effect of the other sign, or there is none;
             recovered_so_far: with the sources up to this one: of `recovered` an estimated share.
     """
     started = time.monotonic() if started is None else started
@@ -170,6 +170,7 @@ def explain(
             raise InputError("the last message has no content, or none that the chat template writes")
         first, end = tokens_between(tokens, start, stop)
     generate = asked.generate
+    begin_of_answer = end
     most = asked.long_context_length or given.default_length(tokens.bos_token_ids)
     longest = min(most, end + (generate or 0))
     other_N = swap_tokens(swap_text, NUM_TEXTS * longest, reader)
@@ -178,15 +179,21 @@ def explain(
     ready = given.ready(room, [tokens.token_ids_N, other_N], reader, tokens.bos_token_ids)
     if generate is not None:
         # Room for the answer among the position IDs that the model was loaded for.
-        prompt_N = tokens.token_ids_N[-max(1, most - generate) :]
+        room_for_text = most - generate
+        if room_for_text < 2:
+            raise InputError(
+                f"--generate {generate}: of {most} tokens that are measured (--long-context-length, or the"
+                f" model's positions) {max(0, room_for_text)} are left for the text; let it write fewer"
+            )
+        prompt_N = tokens.token_ids_N[-room_for_text:]
         if len(prompt_N) < 2:
-            raise InputError(f"--generate {generate} needs a text of 2 tokens or more, and room for both")
+            raise InputError(f"--generate {generate} needs a text of 2 tokens or more")
         answer = _generated(ready, prompt_N, generate, reader)
         if not answer:
             raise InputError("the model ends the text at once: it writes nothing that could be explained")
         # From IDs: encoding the decoded answer might give other tokens than the model wrote.
         tokens = reader.read([*tokens.bos_token_ids, *tokens.token_ids_N.tolist(), *answer])
-        first = end
+        begin_of_answer = first = end
         end = end + len(answer)
     note = None
     of_words = None
@@ -213,12 +220,14 @@ def explain(
             )
         if end - first > 1:
             of_words = int(tokens.characters_N2[first, 0]), int(tokens.characters_N2[end - 1, 1])
+    if asked.targets_are_named and generate is not None and first < begin_of_answer:
+        logger.warning("what is explained stands before the model's answer, which is left out")
     words = None
     if asked.whole_answer and first == 0:
         raise InputError("--whole-answer needs --chat or --generate; --at WORDS explains words of any text")
-    if instead is not None:
-        words = words_of(tokens, first, of_words, instead, reader)
-        end = first + 1
+    if asked.instead is not None:
+        words = words_of(tokens, first, of_words, asked.instead, reader)
+        _, end = tokens_between(tokens, words[0], words[0] + len(words[1]))
     is_whole = (asked.whole_answer or asked.targets_are_named) and end - first > 1
     unit = asked.unit or ("sentence" if is_whole and end - first > LONGEST_BY_WORDS else "word")
     length = min(most, end)
@@ -385,14 +394,19 @@ def _measured(
             length,
         )
     least_first = short + places.sink + 1
-    starts_early = is_whole and first - begin < least_first
-    first = max(least_first, first - begin)
-    if short < 1 or first >= length or starts_early:
+    before = first - begin if is_whole else length - 1
+    if before < least_first:
+        what = "what is explained as a whole" if is_whole else "the last prediction"
+        if begin:
+            remedy = "a larger --long-context-length"
+        else:
+            remedy = "words that stand later" if asked.targets_are_named else "a longer text"
         raise InputError(
-            f"--short-context-length {short} must be at least 1, and leave some of the {end - 1} tokens"
-            " before the last one distant, and before all that is explained as a whole: give a longer text,"
-            " or a smaller --short-context-length"
+            f"no distant context is left: {what} has {max(0, before)} tokens before it, and needs"
+            f" {least_first} with --short-context-length {short}; give {remedy}, or a smaller"
+            " --short-context-length"
         )
+    first = max(least_first, first - begin)
     ids_L = text.token_ids_N[begin:end]
     # As the library cuts them, so that it tells the same numbers; no two share a token.
     coloring_L, *trial_swaps, search_L = other_N[: NUM_TEXTS * length].reshape(NUM_TEXTS, length)
@@ -430,7 +444,9 @@ def _measured(
         predictions = Predictions.of(model.logits(hidden_1TD[0, predicted_Q - first]))
         full = FullPass(predictions.losses(sequence.target_ids_T), predictions, prefix)
     else:
-        sequence, weights_Q = _contrasted(ids_L, text, end, length - 1 - short, tokenizer, *words)
+        sequence, weights_Q = _contrasted(
+            ids_L[: first + 1], text, begin + first + 1, first - short, tokenizer, *words
+        )
         full = full_pass(model, sequence)
     facts: dict[str, Any] = {
         "name": name,
@@ -496,14 +512,21 @@ def _plan(
             f"--budget {clock.budget:g}s is too short: loading took {loading:.0f} seconds, and losses and the"
             f" sources of one prediction take some {least:.0f}; give more, or a smaller --long-context-length"
         )
-    left = float("inf") if clock.budget is None else max(0, clock.budget - loading)
-    likely = length**2 / 2 if clock.budget is None else num_wanted * num_each
+    seconds_of_losses = seconds_per_token * num_losses
+    predictions = f"{num_wanted} predictions"
+    seconds = seconds_per_token * length**2 / 2
+    if clock.budget is not None:
+        room = clock.budget - loading - seconds_of_losses
+        num_likely = min(num_wanted, max(1, int(room / (seconds_per_token * num_each))))
+        seconds = num_likely * seconds_per_token * num_each
+        if num_likely < num_wanted:
+            predictions = f"{num_likely} of {num_wanted} predictions"
     logger.info(
-        "%d tokens: losses in about %.0f seconds, sources of %d predictions in about %.0f in all",
+        "%d tokens: losses in about %.0f seconds, sources of %s in about %.0f in all",
         length,
-        seconds_per_token * num_losses,
-        num_wanted,
-        min(seconds_per_token * (num_losses + likely), left),
+        seconds_of_losses,
+        predictions,
+        seconds_of_losses + seconds,
     )
 
 
@@ -542,20 +565,20 @@ def _searched(
     begin = explanation.first_token
     targets: list[dict[str, Any]] = []
     for number, place in enumerate(progress(targets_N.tolist(), "explain", "prediction")):
+        if number and not clock.has_room((time.monotonic() - searching) / number):
+            break
         if targets or must_end:
             search.model.before_pass = clock.before_pass
         try:
             found = search.run(number)
         except OutOfTimeError:
             break
-        target = _target(search, number, found, text, tokenizer, begin, begin + place)
+        end = place + (1 if search.weights_Q is None else len(explanation.losses))
+        target = _target(search, number, found, text, tokenizer, begin, begin + place, begin + end)
         targets = sorted([*targets, target], key=lambda target: target["position"])
         facts = {**explanation.facts, "num_forward_tokens": clock.num_rows}
         explanation = replace(explanation, facts=facts, targets=targets)
         show(explanation)
-        of_each = (time.monotonic() - searching) / (number + 1)
-        if not clock.has_room(of_each):
-            break
     if len(targets) < len(targets_N):
         logger.warning(
             "in %.0f seconds the sources of %d of %d predictions were found; --budget gives more time",
@@ -583,12 +606,12 @@ def _target(
     tokenizer: DocumentTokenizer,
     begin: int,
     place: int,
+    end: int,
 ) -> dict[str, Any]:
-    """What was found of target `number`, from token `place` on: columns of `Explanation.frame`."""
+    """What was found of target `number`, tokens [place, end): columns of `Explanation.frame`."""
     queries_Q = search.queries_of(number)
-    # Another continuation has no place in the text, and the two together no probability.
+    # Two continuations together have no probability.
     is_contrast = search.weights_Q is not None and search.weights_Q.min() < 0
-    end = place + 1 if is_contrast else place + len(queries_Q)
     # Of tokens that hold some bytes of a character, the whole character.
     first_character, last_character = _around(text.characters_N2, place, end)
     first_byte, last_byte = _around(text.bytes_N2, place, end)
@@ -641,7 +664,7 @@ def _sources(
                 "effect": effect,
                 "probability_swapped": None if is_contrast else probabilities_K[number],
                 # One that works against the effect, of the other sign, is not.
-                "is_needed": effect * total >= LEAST_RECOVERED * total**2,
+                "is_needed": recovered >= LEAST_RECOVERED and effect * total >= LEAST_RECOVERED * total**2,
                 "recovered_so_far": recovered_K[number],
             }
         )

@@ -4,6 +4,7 @@ Shapes: N tokens of a text, L those of a chunk, T targets, J context lengths.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from sparsity_length.cli import InputError, logger, progress
+from sparsity_length.cli import InputError, logger, positive_int, progress
 from sparsity_length.measuring import explanation
 from sparsity_length.measuring.contexts import Batching, measured_windows
 from sparsity_length.measuring.far_context import FarContext
@@ -37,6 +38,7 @@ from sparsity_length.models.settings import Loading
 from sparsity_length.pages.explained import Explanation
 from sparsity_length.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN
 from sparsity_length.results.write import tables_of
+from sparsity_length.settings import Settings, setting
 from sparsity_length.text.chunks import Chunk
 from sparsity_length.text.tokenizer import Texts, TokenizedText, is_one_text, swap_tokens
 
@@ -357,6 +359,13 @@ def _length(asked: int | None, given: GivenModel, read: "_Texts", before: int = 
     return length
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Targets(Settings):
+    """How many tokens of a text are measured."""
+
+    num_targets: int | None = setting(positive_int, "the last so many; all if None", None)
+
+
 class _Texts:
     """Texts as the model's tokenizer reads them, without BOS."""
 
@@ -380,8 +389,7 @@ class _Texts:
 
         If the text is longer than a chunk, half of one stands before each target, or all that there is.
         """
-        if num_targets is not None:
-            num_targets = Chunked.checked(targets_per_chunk=num_targets)["targets_per_chunk"]
+        num_targets = _Targets(num_targets=num_targets).num_targets
         num = len(self.ids[text])
         if length <= before:
             raise InputError(

@@ -357,19 +357,33 @@ def _fewest(remaining: Remaining, spans_N2: np.ndarray, most: int) -> np.ndarray
 
 
 def _shortened(remaining: Remaining, spans_K2: np.ndarray, edges_E: np.ndarray) -> np.ndarray:
-    """Cut units off both ends of each span while the fraction `KEPT_BY_SHORTER` of the effect is left."""
+    """Cut units off both ends of each span while the fraction `KEPT_BY_SHORTER` of the effect is left.
+
+    A span of which one unit is left goes, too, if the others restore that fraction without it.
+    """
     nothing, everything = remaining([spans_K2[:0], spans_K2])
-    for turn in range(2 * len(spans_K2)):
+    place = 0
+    num_turns = 2 * len(spans_K2)
+    for turn in range(num_turns):
         # Each end may take an equal part of what may be lost, and what those before it left over.
-        may_be_lost = (1 - KEPT_BY_SHORTER) * (turn + 1) / (2 * len(spans_K2)) * (nothing - everything)
+        enough = everything + (1 - KEPT_BY_SHORTER) * (turn + 1) / num_turns * (nothing - everything)
+        is_end = turn % 2
         for num_units in (16, 8, 4, 2, 1):
-            start, end = spans_K2[turn // 2]
+            start, end = spans_K2[place]
             inner_U = edges_E[(edges_E > start) & (edges_E < end)]
             if len(inner_U) >= num_units:
                 shorter_K2 = spans_K2.copy()
-                shorter_K2[turn // 2, turn % 2] = inner_U[-num_units if turn % 2 else num_units - 1]
-                if remaining([shorter_K2])[0] <= everything + may_be_lost:
+                shorter_K2[place, is_end] = inner_U[-num_units if is_end else num_units - 1]
+                if remaining([shorter_K2])[0] <= enough:
                     spans_K2 = shorter_K2
+        if is_end:
+            others_K2 = np.delete(spans_K2, place, axis=0)
+            start, end = spans_K2[place]
+            is_one_unit = not ((edges_E > start) & (edges_E < end)).any()
+            if len(others_K2) and is_one_unit and remaining([others_K2])[0] <= enough:
+                spans_K2 = others_K2
+            else:
+                place += 1
     return spans_K2
 
 

@@ -147,7 +147,12 @@ class GivenModel:
         trained on such tokens (`refuse_foreign_tokens`).
         """
         keep_freed_memory()
-        model = self._load(num_positions_of(num_tokens, len(bos_token_ids)))
+        num_positions = num_positions_of(num_tokens, len(bos_token_ids))
+        model = self._load(num_positions)
+        if self.num_positions is not None and num_positions > self.num_positions:
+            logger.warning(
+                "%s was made for %d positions, and reads %d", self.name, self.num_positions, num_positions
+            )
         refuse_foreign_tokens(
             model.vocabulary_size,
             self.name,

@@ -37,6 +37,7 @@ const bold = (words) => element("b", {}, words);
 const isOneToken = data.contrast === null && !data.is_whole;
 const ofTargets = new Map(data.targets.map((target) => [target.position, target]));
 const placeOf = new Map(data.losses.position.map((position, place) => [position, place]));
+const withDistant = data.first_token ? `with the last ${data.pieces.length.toLocaleString("en")} tokens` : "with the whole text";
 const windowTokens = [...new Set(data.window_tokens)].join(" to ");
 const card = at("card");
 const aside = document.querySelector("aside");
@@ -66,7 +67,7 @@ data.losses.position.forEach((position, place) => {
   token.style.setProperty("--depth", Math.min(1, effect / DEEPEST_NATS));
   token.title = target
     ? `effect of distant text ${nats(effect)} (KL)`
-    : `effect of distant text about ${nats(effect)} (KL), measured with ${windowTokens} near tokens; loss ${of("long_context_loss").toFixed(2)} with the whole text, about ${of("window_short_loss").toFixed(2)} with near tokens alone, ${of("window_swapped_loss").toFixed(2)} without the distant part`;
+    : `effect of distant text about ${nats(effect)} (KL), measured with ${windowTokens} near tokens; loss ${of("long_context_loss").toFixed(2)} ${withDistant}, about ${of("window_short_loss").toFixed(2)} with near tokens alone, ${of("window_swapped_loss").toFixed(2)} without the distant part`;
 });
 
 function near(position) {
@@ -108,7 +109,7 @@ function heading(words, position) {
 
 function oneLine(target) {
   const left = target.total_effect * (1 - target.recovered);
-  const parts = ["with the whole text", "without its distant part", "with these sources back"];
+  const parts = [withDistant, "without the distant part", "with these sources back"];
   const values = data.contrast === null
     ? [target.probability, target.probability_without, target.probability_with_sources].map(percent)
     : [0, target.total_effect, left].map((fall) => times(data.contrast[2] - fall));
@@ -166,7 +167,7 @@ function fillOther(position) {
   const of = (name) => data.losses[name][place];
   card.replaceChildren(
     heading(quoted(data.pieces[position - data.first_token]), position),
-    element("p", { class: "line" }, "Not explained. ", bold(percent(Math.exp(-of("long_context_loss")))), " with the whole text, about ", bold(percent(Math.exp(-of("window_swapped_loss")))), ` without its distant part (measured with ${windowTokens} near tokens). Its sources:`),
+    element("p", { class: "line" }, "Not explained. ", bold(percent(Math.exp(-of("long_context_loss")))), ` ${withDistant}, about `, bold(percent(Math.exp(-of("window_swapped_loss")))), ` without the distant part (measured with ${windowTokens} near tokens). Its sources:`),
     explaining(position),
   );
 }

@@ -51,8 +51,7 @@ _COLUMNS = (
     "is_needed",
     "recovered_so_far",
 )
-_WITH_DISTANT = "with the whole text"
-_WITHOUT_DISTANT = "without its distant part"
+_WITHOUT_DISTANT = "without the distant part"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -100,9 +99,9 @@ class Explanation:
         sentences = []
         if len(self.losses) > 1:
             sentences.append(
-                f"Predicted tokens: {len(self.losses)}. Perplexity: {full:,.1f} {_WITH_DISTANT}; {short:,.1f}"
-                f" with the last {near} tokens alone; {swapped:,.1f} with another document's tokens before"
-                " these."
+                f"Predicted tokens: {len(self.losses)}. Perplexity: {full:,.1f} {self._with_distant};"
+                f" {short:,.1f} with the last {near} tokens alone; {swapped:,.1f} with another document's"
+                " tokens before these."
             )
         if self.facts["note"]:
             sentences.append(self.facts["note"])
@@ -135,7 +134,7 @@ class Explanation:
         if total >= 0.05:
             most = max(len(target["sources"]) for target in self.targets)
             sentences.append(
-                f"Up to {most} sources for each, put back into other documents' text, recover"
+                f"The sources, up to {most} for each, put back into other documents' text, recover"
                 f" {recovered / total:.0%} of the effect."
             )
         if num_none := sum(target["no_source"] for target in self.targets):
@@ -176,6 +175,13 @@ class Explanation:
         parts += [self._told(target) for target in by_effect]
         return "\n\n".join(parts) + "\n"
 
+    @property
+    def _with_distant(self) -> str:
+        """What the full context is."""
+        if not self.first_token:
+            return "with the whole text"
+        return f"with the last {len(self.text.token_ids_N) - self.first_token:,} tokens"
+
     @cached_property
     def _pieces(self) -> list[str]:
         """The text of each token as it is shown: in place of control tokens the role that they name."""
@@ -201,8 +207,8 @@ class Explanation:
             )
             each = ""
         lines = [
-            f"{place}: {with_all} {_WITH_DISTANT}, {without} {_WITHOUT_DISTANT}, {with_sources} with these"
-            f" sources back{each}; {_rounded(100 * target['recovered'])} recovered"
+            f"{place}: {with_all} {self._with_distant}, {without} {_WITHOUT_DISTANT}, {with_sources} with"
+            f" these sources back{each}; {_rounded(100 * target['recovered'])} recovered"
         ]
         if target["likeliest"] is not None:
             likeliest, without_distant = (

@@ -18,7 +18,10 @@ function openDocument(record, target = null) {
 }
 
 function targetOfLargestGain(record) {
-  const targets = record.chunks.flatMap((chunk, chunkIndex) => chunk.targets.map((_, index) => ({ record, chunkIndex, index })));
+  const everywhere = record.chunks.flatMap((chunk, chunkIndex) => chunk.targets.map((_, index) => ({ record, chunkIndex, index })));
+  // Losses may be those of more chunks than influential tokens.
+  const selected = everywhere.filter((target) => measuredOf(target)?.rules[state.rule]);
+  const targets = selected.length ? selected : everywhere;
   return targets.reduce((best, target) => ((gainOf(target) ?? -Infinity) > (gainOf(best) ?? -Infinity) ? target : best));
 }
 

@@ -44,6 +44,7 @@ COUNTS = (
     "evaluation_documents",
     "evaluation_tokens",
     "evaluation_unknown",
+    "blank",
     "duplicate",
     "in_evaluation_source",
 )

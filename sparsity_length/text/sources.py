@@ -76,14 +76,13 @@ class Source:
     """The field of a record that is its text."""
 
     def documents(self) -> Iterator[Document]:
-        """The documents in order, without blank ones; InputError names the first record that is none."""
+        """The documents in order, blank ones too; InputError names the first record that is none."""
         num_whole = 0
         try:
             for record in self.read():
                 document = Document.from_record(record, self.text_field)
                 num_whole += 1
-                if document.text.strip():
-                    yield document
+                yield document
         except Exception as error:  # JSON's, gzip's, Arrow's, or the hub's client's, which vary by version
             raise InputError(
                 f"{self.name}, record {num_whole + 1} cannot be read ({cause_of(error)}); mend it, or if it"
@@ -93,8 +92,9 @@ class Source:
 
 
 def read_documents(sources: Iterable[Source]) -> Iterator[Document]:
-    """The documents of all sources in order."""
-    return chain.from_iterable(source.documents() for source in sources)
+    """The documents of all sources in order, without blank ones."""
+    documents = chain.from_iterable(source.documents() for source in sources)
+    return (document for document in documents if document.text.strip())
 
 
 def stream_c4(file_name: str) -> Iterable[Record]:

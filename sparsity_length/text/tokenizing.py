@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -323,9 +323,12 @@ def sorted_documents(
     # The task's part: of 10 documents in three tasks 3, 3 and 4.
     most = len(asked.task.run_of(range(asked.max_documents or sys.maxsize)))
     num_train = 0
-    for document in read_documents(sources):
+    for document in chain.from_iterable(source.documents() for source in sources):
         if num_train == most:
             return
+        if not document.text.strip():
+            yield document, "blank"
+            continue
         is_split_off = evaluates(document.document_id, asked.evaluation_fraction or 0, asked.seed or 0)
         what = seen.get(document.document_id, EVALUATES if is_split_off else TRAINS)
         seen[document.document_id] = "duplicate"
@@ -439,9 +442,11 @@ def _finish(
     max_evaluation = configuration["settings"]["max_evaluation_documents"]
     documents = [sample[name] for name in sorted(sample)[:max_evaluation]]
     if is_whole and not (documents and counts[TRAINS]):
+        num_shared = counts["in_evaluation_source"]
+        shared = f" ({num_shared} of --source are in --evaluation-source, too)" if num_shared else ""
         raise InputError(
-            f"{counts[TRAINS]} documents train and {len(documents)} evaluate; give more text, a larger limit,"
-            " or another --evaluation-fraction or --evaluation-source"
+            f"{counts[TRAINS]} documents train{shared} and {len(documents)} evaluate; give more text, a"
+            " larger limit, or another --evaluation-fraction or --evaluation-source"
         )
     write_data_folder(folder, documents, files, tokenizer, configuration, counts, "tokenize_c4")
 

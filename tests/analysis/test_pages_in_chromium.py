@@ -148,6 +148,22 @@ def test_a_click_shows_the_tokens_that_the_parquet_says(
         assert lit == {str(rank): pieces[place].strip(" ") or pieces[place] for rank, place in places}
 
 
+def test_the_first_target_has_tokens_where_only_one_chunk_was_searched(
+    browser: "sync_api.BrowserContext", tmp_path: Path, make_olmo: Callable[..., OLMo]
+) -> None:
+    write_explorable(tmp_path, [text * 12 for text in TEXTS], make_olmo, "--max-chunks-per-document", "1")
+    explorer.STAGE([str(tmp_path / "results"), "--out", str(tmp_path / "page.html")])
+    results = Results(tmp_path / "results")
+    num_losses, num_found = (
+        results.frame(name)["chunk_index"].nunique() for name in ("loss_differences", "influential_tokens")
+    )
+    assert num_losses > num_found == 1
+    with opened(browser, tmp_path / "page.html") as page:
+        for document in page.locator("#documents button").all():
+            document.click()
+            assert cells(page)
+
+
 def test_hostile_text_is_shown_as_text(page: "sync_api.Page") -> None:
     for text in HOSTILE:
         open_document(page, text[:9].lower())

@@ -401,6 +401,8 @@ def test_other_frames_and_a_missing_matplotlib_are_one_sentence(monkeypatch: pyt
     for function in (summary, plot):
         with pytest.raises(InputError, match="losses with context_lengths"):
             function(pd.DataFrame({"text": [0], "short_context_loss": [1.0]}))
+        with pytest.raises(InputError, match="losses with context_lengths"):
+            function(None)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(InputError, match="pip install matplotlib"):
         plot(BY_LENGTH)

@@ -29,6 +29,8 @@ from sparsity_length.measuring.search import (
     _foremost,
     _groups,
     _runs,
+    _shortened,
+    is_within,
     screened,
     single_tokens,
 )
@@ -191,10 +193,20 @@ def test_planted_sources_are_found(
     assert low < found.effects_K.min() and found.effects_K.max() < high
 
 
+def test_spans_are_cut_to_what_is_needed_and_dropped_if_nothing_is() -> None:
+    """Of three spans the second holds all that is needed, at token 25."""
+
+    def remaining(sets: Sequence[np.ndarray]) -> np.ndarray:
+        return np.array([1.0 - is_within(spans_N2, 40)[:, 25].any() for spans_N2 in sets])
+
+    spans_32 = np.array([[0, 10], [20, 30], [33, 34]])
+    assert _shortened(remaining, spans_32, np.arange(41)).tolist() == [[25, 26]]
+
+
 def test_a_source_is_what_is_needed_together() -> None:
     """Three tokens in a row that say something together, across two groups, and one elsewhere."""
     planted = {11: 5, 42: 6, 43: 7, 44: 8}
-    search = planted_search(planted, lambda seen: 4.0 * (5 in seen) + 6.0 * ({6, 7, 8} <= seen), k=3)
+    search = planted_search(planted, lambda seen: 2.0 * (5 in seen) + 3.0 * ({6, 7, 8} <= seen), k=3)
     assert 43 in search._groups_V2[:, 0]
     assert search.run(0).spans_K2.tolist() == [[42, 45], [11, 12]]
 

@@ -1,5 +1,6 @@
 """What lies under a model's name, which files decide it, and whether tokens and model belong together."""
 
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -184,6 +185,9 @@ def test_a_model_without_bos_is_not_given_one(tmp_path: Path, caplog: pytest.Log
         losses(TEXT, second, first, short_context_length=4)
     assert "before a text" not in caplog.text
     losses(TEXT, first, second, short_context_length=4)
+    assert "was made for" not in caplog.text
+    losses(TEXT, first, second, short_context_length=4, long_context_length=1000)
+    assert re.search(r"with was made for \d+ positions, and reads 1000$", caplog.text, re.MULTILINE)
     assert "with was trained with <s> before a text, and reads this without it" in caplog.text
 
 
