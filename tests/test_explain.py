@@ -391,7 +391,7 @@ def test_the_summary_adds_up_and_every_face_tells_the_same(model: Path, tmp_path
 PER_SECOND = 500
 
 
-def explained_within(budget: float, model: Path) -> tuple[Explanation, float]:
+def explained_within(budget: float, model: Path, **named: Any) -> tuple[Explanation, float]:
     """An explanation, and its seconds by a clock on which they are forward tokens, whatever computes them."""
     nums: list[int] = []
     run = CausalLM._run
@@ -402,7 +402,7 @@ def explained_within(budget: float, model: Path) -> tuple[Explanation, float]:
 
     clock = mock.Mock(monotonic=lambda: sum(nums) / PER_SECOND)
     with mock.patch.object(CausalLM, "_run", counted), mock.patch.object(explanation, "time", clock):
-        found = explain(TEXT, model, **FLAGS, long_context_length=L, budget=budget)
+        found = explain(TEXT, model, **FLAGS, long_context_length=L, budget=budget, **named)
     return found, sum(nums) / PER_SECOND
 
 
@@ -436,6 +436,39 @@ def test_it_is_said_how_long_it_will_take(
     with caplog.at_level("INFO"):
         explanation._plan(clock, Explaining(targets=3), 100, 150, 16, 3)
     assert f"100 tokens: {seconds}" in caplog.text
+
+
+def test_what_a_prediction_takes_by_hand() -> None:
+    """1,000 tokens in 31.25 groups: each alone and without it all others, 45 choices, 16 near tokens each."""
+    expected = (2 * 31.25 + 45) * 16 + 40 * 32 + (4 / 2 + 2) * 1000 / 2
+    assert explanation.likely_tokens(1000, 16, 4) == expected == 5000
+    # Loading took 10 seconds; losses take 3, a prediction 20, and its trial 4, which is one too many.
+    clock: Any = mock.Mock(seconds=10, seconds_of_passes=2, budget=36)
+    with mock.patch.object(explanation, "likely_tokens", return_value=1000), pytest.raises(InputError):
+        explanation._plan(clock, Explaining(budget=36), 100, 150, 16, 3)
+
+
+def test_losses_take_as_long_as_is_said(
+    model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "PER_SECOND", 1)
+    shown: list[Explanation] = []
+    with caplog.at_level("INFO"), mock.patch.object(explanation, "likely_tokens", return_value=1) as likely:
+        found, _ = explained_within(1e6, model, at="cat that sat there", show=shown.append)
+    said = int(re.search(r"losses in about (\d+) sec", caplog.text)[1])
+    assert said == pytest.approx(shown[0].facts["num_forward_tokens"], rel=0.1)
+    (target,) = found.targets
+    likely.assert_called_once_with(mock.ANY, S + target["end"] - target["position"] - 1, 4)
+
+
+def test_of_a_character_s_tokens_each_is_a_part(model: Path) -> None:
+    characters_N2 = load_tokenizer(model).read(TEXT).characters_N2
+    goes_on_N = (characters_N2[1:] == characters_N2[:-1]).all(axis=1)
+    last = int(np.flatnonzero(goes_on_N[:-1] & ~goes_on_N[1:])[-1]) + 1
+    assert [explain(TEXT, model, **FLAGS, position=one).targets[0]["is_part"] for one in (last, 8)] == [
+        True,
+        False,
+    ]
 
 
 def test_a_budget_ends_a_prediction_that_takes_longer_than_thought(

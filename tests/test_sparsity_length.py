@@ -285,6 +285,7 @@ def test_many_texts_give_a_list_of_what_each_gives_alone(llama: Path) -> None:
         (TEXT, {"device": True}, "--device True cannot be used"),
         (TEXT, {"whole_answer": "no"}, "whole_answer: 'no' is neither True nor False"),
         (TEXT, {"swap_text": 5}, "a text is a string"),
+        (TEXT, {"k": 1, "swap_text": "a"}, "are needed"),
         (TEXT, {"generate": 10**9}, "0 are left for the text; let it write fewer"),
         ("a", {"generate": 1}, "needs a text of 2 tokens"),
         (TEXT, {"instead": 5}, "--instead needs --at"),

@@ -86,6 +86,7 @@ STEP = "run/step20-unsharded"
         ),
         # Before the first target stand nine.
         (lambda _: None, "--short-context-length 9", "no distant context is left"),
+        (lambda _: None, "--short-context-length 10", "no distant context is left"),
         (lambda _: None, "--context-lengths 10", "--context-lengths 10: the first target"),
         (lambda _: None, "--device abacus", "--device abacus cannot be used here"),
     ],

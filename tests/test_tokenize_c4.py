@@ -1,6 +1,7 @@
 """Data folders: what tokenize_c4 writes, killed, in tasks, refused; needles planted in them."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -357,6 +358,16 @@ def test_the_same_again_and_refusals_change_no_byte(planted: Path, flags: list[o
     with pytest.raises(InputError, match=fault):
         plant(planted, *flags)
     assert contents(planted) == before
+
+
+def test_a_haystack_has_a_token_or_more(planted: Path) -> None:
+    length = 20
+    for _ in range(3):  # question and answer, with the needle, and these without a haystack
+        with pytest.raises(InputError, match="no room for a haystack") as refused:
+            plant(planted, "--document-lengths", length)
+        needed = int(re.search(r"answer take (\d+)", str(refused.value))[1])
+        length = needed + (length == 20)
+    assert length == needed
 
 
 @pytest.mark.parametrize("unk_token", ["<unk>", None])  # without one, what cannot be spelled is dropped

@@ -426,7 +426,9 @@ def _measured(
     hidden_1TD, prefix = model.read(*rows.on_device(model.device))
     float(hidden_1TD.sum())  # a GPU is waited for
     num_near = short + (len(near_T) - 1) * is_whole
-    _plan(clock, asked, length, length + 2 * most_near * len(window_sizes), num_near, num_wanted)
+    # The text, another document's distant tokens, and each window twice.
+    num_losses = 2 * length + 2 * most_near * len(window_sizes)
+    _plan(clock, asked, length, num_losses, num_near, num_wanted)
     batching = Batching.for_model(model)
     other = read_prefix(model, coloring_L[: max(1, int(near_T[-1]))])
     losses = window_losses(model, batching, hidden_1TD[0], ids_L, other, near_T, short)

@@ -12,6 +12,8 @@ import pytest
 import torch
 from hand_made_models import EvidenceLM
 
+from sparsity_length.cli import InputError
+from sparsity_length.measuring import rules
 from sparsity_length.measuring.contexts import Batching, Measured
 from sparsity_length.measuring.far_context import FarContext, far_contexts, sparse_contexts
 from sparsity_length.measuring.rules import (
@@ -27,6 +29,7 @@ from sparsity_length.measuring.selecting import Selecting
 from sparsity_length.measuring.settings import ContextLengths
 from sparsity_length.measuring.sparsity import minimal_sufficient_k
 from sparsity_length.models.interface import Predictions
+from sparsity_length.results.schemas import OTHER_DOCUMENT
 from sparsity_length.results.statistics import ratio_of_sums
 
 VOCABULARY_SIZE = 40
@@ -181,6 +184,25 @@ def test_scores_that_are_no_numbers_come_last_of_the_distant_tokens() -> None:
     scores_TF = np.array([[np.nan, 1, 9, np.nan], [-np.inf, 7, np.nan, 8]])
     far = SimpleNamespace(num_far_tokens_T=np.array([2, 4]))
     assert ranked_by(lambda _: scores_TF)(far, 2).tolist() == [[1, 0], [3, 1]]
+
+
+def test_rules_are_registered_once_with_what_they_see() -> None:
+    def recency(far: FarContext, k: int) -> np.ndarray:
+        raise NotImplementedError
+
+    with pytest.raises(InputError, match="there is a rule 'recency' already"):
+        rules.rule("nothing")(recency)
+    of_loss = ["leave_one_out", "add_one_in", "greedy", "gradient"]
+    expected = dict.fromkeys(of_loss, "answer") | {f"{name}_divergence": "prediction" for name in of_loss}
+    expected |= dict.fromkeys(["attention", "attention_no_sink", "attention_rollout"], "attention")
+    expected |= dict.fromkeys(["random", "recency"], "nothing")
+    assert expected.items() <= {name: one.sees for name, one in RULES.items()}.items()
+
+
+def test_the_end_of_an_id_decides_which_documents_have_a_null() -> None:
+    asked = Selecting(long_context_length=64, rules=DEFAULT_RULES, null_fraction=0.5)
+    found = [asked.rules_in(OTHER_DOCUMENT, f"ffffffff{end}") for end in ("7fffffff", "80000000")]
+    assert found == [[*DEFAULT_RULES], []]
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,10 @@ def test_groups_are_whole_units_of_at_most_32_tokens_if_these_are_shorter() -> N
     assert _groups(edges).tolist() == [[0, 30], [30, 40], [40, 70]]
     for ends_early in ({"breaks": [64]}, {"ends": [64]}):
         assert _groups(edges, **ends_early).tolist() == [[0, 30], [30, 40], [40, 64], [64, 70]]
+    # A sentence ends a group from 16 tokens on: after 15 it does not.
+    for end, groups in ((16, [[0, 16], [16, 40]]), (15, [[0, 32], [32, 40]])):
+        assert _groups(np.arange(41), [end]).tolist() == groups
+    assert _groups(np.arange(33, 60), [48, 49]).tolist() == [[33, 49], [49, 59]]
 
 
 def test_groups_alone_are_read_behind_the_swapped_rows_before_them() -> None:
@@ -191,6 +195,12 @@ def test_planted_sources_are_found(
     # What swapping one alone does: all, or a part; of the redundant one nothing.
     low, high = (-1e-6, 1e-6) if len(planted) > len(sources) else (0.1, np.inf)
     assert low < found.effects_K.min() and found.effects_K.max() < high
+
+
+def test_sources_are_searched_in_a_text_that_does_not_evaluate_them() -> None:
+    search = planted_search({63: 5}, lambda seen: 4.0 * (5 in seen), k=4)
+    search.trial_swaps_BS[-1, 30] = 5  # there nothing is missed
+    assert search.run(0).spans_K2.tolist() == [[63, 64]]
 
 
 def test_spans_are_cut_to_what_is_needed_and_dropped_if_nothing_is() -> None:

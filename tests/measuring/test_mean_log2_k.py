@@ -186,6 +186,7 @@ def test_choices_are_tried_under_another_ablation(
     words = ["--checkpoints", str(folder / "fourth"), "--ablation", "mask", "--results", str(tmp_path)]
     measure(evaluate_tokens, folder, "--choices", str(crossed), *words)
     chosen = Results(crossed).frame("influential_tokens").sort_values("rank")
+    assert [*Results(tmp_path).settings("influential_tokens")] == ["run"]
     rows = Results(tmp_path).frame("sparse_context_losses")
     assert rows.query("rule == 'recency'")["k"].max() == 4  # the whole distant context of the first target
     rows = rows.query("rule == 'leave_one_out_divergence'")

@@ -108,6 +108,7 @@ def test_what_a_chunk_has_room_for(near: int, placement: str, fits: bool) -> Non
     if fits:
         placing = Placing(**asked, placements=(placement,))
         assert (placing.most_distant, placing.num_positions) == (48 - near, 49)
+        assert not placing.distant_reads
     else:
         with pytest.raises(InputError, match="choose a larger --long-context-length"):
             Placing(**asked, placements=(placement,))

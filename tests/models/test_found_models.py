@@ -3,8 +3,9 @@
 import re
 import shutil
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -170,6 +171,13 @@ def test_the_whole_tokenizer_is_compared_where_both_are_known(
     tokenizer, its_own = (load_tokenizer(given) for given in (change(_bpe()), _bpe()))
     with pytest.raises(InputError, match=outcome) if outcome != "fits" else nullcontext():
         refuse_foreign_tokens(num_rows, "m", its_own, [np.array(used)], tokenizer)
+
+
+@pytest.mark.parametrize(("num_more", "outcome"), [(512, nullcontext()), (513, pytest.raises(InputError))])
+def test_an_embedding_may_be_padded_by_512_rows(num_more: int, outcome: AbstractContextManager[Any]) -> None:
+    tokenizer = load_tokenizer(_bpe())
+    with outcome:
+        refuse_foreign_tokens(tokenizer.vocabulary_size + num_more, "m", None, [np.array([5])], tokenizer)
 
 
 def test_a_model_without_bos_is_not_given_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
