@@ -264,7 +264,7 @@ def reach_figure(table: pd.DataFrame) -> Figure:
     axes[0].set(ylabel="worth of the fact (% of gap 0)")
     drawing.put_title(
         figure,
-        "; ".join(_reaches(table, model) for model in models),
+        f"Over all templates, {'; '.join(_reaches(table, model) for model in models)}",
         f"thick: all templates, {drawing.ranged(table['num_documents'])} texts each; thin: each template",
         "bars: 95% over texts",
         "shaded: all IDs trained; dotted: one half; a gap is read whose bar is above it",
