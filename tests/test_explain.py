@@ -368,8 +368,11 @@ def test_an_answer_ends_at_any_of_the_end_tokens(model: Path, place: str) -> Non
     )
 
 
-def test_the_summary_adds_up_and_every_face_tells_the_same(model: Path, tmp_path: Path) -> None:
+def test_the_summary_adds_up_and_every_face_tells_the_same(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     found = explain(TEXT, model, short_context_length=S, targets=4)
+    assert "(long_context_length N sets another number)" in caplog.text  # as Python calls it
     said = str(found)
     perplexities = [float(number) for number in re.findall(r"([\d.]+) with ", said)[:3]]
     columns = ["long_context_loss", "window_short_loss", "window_swapped_loss"]

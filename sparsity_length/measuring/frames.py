@@ -3,10 +3,13 @@
 Shapes: N tokens of a text, L those of a chunk, T targets, J context lengths.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import inspect
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -77,6 +80,36 @@ _INFLUENTIAL = [
 ]
 
 
+Asked = ParamSpec("Asked")
+Found = TypeVar("Found")
+
+
+def _in_python_words(function: Callable[Asked, Found]) -> Callable[Asked, Found]:
+    """The function, whose messages name its arguments, and not the flags of the same names."""
+    names = {name.replace("_", "-"): name for name in inspect.signature(function).parameters}
+    flag = re.compile(rf"--({'|'.join(names)})(?![\w-])")
+
+    def renamed(message: str) -> str:
+        return flag.sub(lambda found: names[found[1]], message)
+
+    def rename(record: logging.LogRecord) -> bool:
+        record.msg = renamed(record.msg)
+        return True
+
+    @wraps(function)
+    def call(*values: Asked.args, **named: Asked.kwargs) -> Found:
+        logger.addFilter(rename)
+        try:
+            return function(*values, **named)
+        except InputError as error:
+            raise InputError(renamed(str(error))) from error
+        finally:
+            logger.removeFilter(rename)
+
+    return call
+
+
+@_in_python_words
 def losses(
     texts: "Texts",
     model: Any,
@@ -215,6 +248,7 @@ def _losses_by_length(own: FarContext, context_lengths: Iterable[int], bar: "tqd
         )
 
 
+@_in_python_words
 def influential_tokens(
     texts: "Texts",
     model: Any,
@@ -320,6 +354,7 @@ def influential_tokens(
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=_INFLUENTIAL)
 
 
+@_in_python_words
 @wraps(explanation.explain)
 def explain(text: Any, model: Any, *others: Any, **settings: Any) -> Explanation | list[Explanation]:
     """`explanation.explain` of one text, or a list of what it gives for each of many."""
