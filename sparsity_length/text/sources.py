@@ -38,6 +38,8 @@ _RUN_OF_WORDS = 13
 
 Record = Mapping[str, Any]
 """Named fields: C4's are text, url and timestamp."""
+_NO_RECORD: Record = {}
+"""In place of a blank line, so that the number of a record is that of its line."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +79,15 @@ class Source:
 
     def documents(self) -> Iterator[Document]:
         """The documents in order, blank ones too; InputError names the first record that is none."""
-        num_whole = 0
+        num_read = 0
         try:
             for record in self.read():
-                document = Document.from_record(record, self.text_field)
-                num_whole += 1
-                yield document
+                if record is not _NO_RECORD:
+                    yield Document.from_record(record, self.text_field)
+                num_read += 1
         except Exception as error:  # JSON's, gzip's, Arrow's, or the hub's client's, which vary by version
             raise InputError(
-                f"{self.name}, record {num_whole + 1} cannot be read ({cause_of(error)}); mend it, or if it"
+                f"{self.name}, record {num_read + 1} cannot be read ({cause_of(error)}); mend it, or if it"
                 " comes from the hub, run the same command again with a network, or give --source files that"
                 " are on this machine, or embedded"
             ) from error
@@ -117,9 +119,10 @@ def parquet_records(path: Path, text_field: str) -> Iterator[Record]:
 
 
 def json_lines(path: Path) -> Iterator[Record]:
-    """The records of a file of JSON lines, unpacked if its name ends in .gz; blank lines are none."""
+    """The records of a file of JSON lines, unpacked if its name ends in .gz."""
     with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as lines:
-        yield from map(json.loads, filter(bytes.strip, lines))
+        for line in lines:
+            yield json.loads(line) if line.strip() else _NO_RECORD
 
 
 def text_records(path: Path) -> Iterator[Record]:

@@ -65,7 +65,11 @@ def test_names_marks_and_blanks_of_files(name: str, content: bytes, texts: list[
     ("name", "content", "fault"),
     [
         *(
-            ("a.jsonl", b'{"text": "a"}\n{"text": " "}\n' + record, r"^a\.jsonl, record 3 cannot be read \(")
+            (
+                "a.jsonl",
+                b'{"text": "a"}\n\n{"text": " "}\n' + record,
+                r"^a\.jsonl, record 4 cannot be read \(",
+            )
             for record in (
                 b'{"text": "cut',
                 b"[" * 100_000,
