@@ -10,6 +10,8 @@ from typing import Any
 
 import forked_stages
 import nbformat
+import numpy as np
+import pandas as pd
 import pytest
 from hugging_face_families import save_model
 from measured_documents import json_lines
@@ -21,6 +23,7 @@ from written_results import write_results
 from sparsity_length import influential_tokens
 from sparsity_length.cli import InputError
 from sparsity_length.figures import read, recovered_loss
+from sparsity_length.results.read import Results
 from sparsity_length.text.tokenizer import train_bpe
 
 FIGURES = {
@@ -118,6 +121,27 @@ def test_short_models_and_a_target_aware_rule(results: Path, tmp_path: Path) -> 
     write_results(tmp_path, ["long-seed0"], tells_training=False)
     assert "add models trained" in list(summary.answers(tmp_path))[-1]
     assert "long-seed0" in summary.page(results, results.parent)
+
+
+@pytest.mark.parametrize(
+    ("gain", "said"),
+    # Between the lengths by a straight line in log2: 32 x 2^0.9.
+    [(0.01, "short gains 0.010 ["), (1.0, "The nearest 60 [60, 60] tokens give short 90% of the 1.000 [")],
+)
+def test_of_a_gain_that_may_be_none_no_window_is_told(
+    gain: float, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        ("short", name, length, 2.0 - is_longest * (gain + noise * (2 * number - 1)), 10)
+        for number, name in enumerate("ab")
+        for is_longest, length in enumerate((32, 64))
+        for noise in [0.05 if gain < 0.1 else 0]
+    ]
+    columns = ["model", "document_id", "context_length", "mean_loss", "num_targets"]
+    losses = pd.DataFrame(rows, columns=columns).assign(mean_divergence=np.nan)
+    monkeypatch.setattr(Results, "frame", lambda *_: losses)
+    (sentence,) = summary.lengths_needed(tmp_path)
+    assert sentence.startswith(said)
 
 
 def test_a_study_in_one_file(tmp_path: Path) -> None:
