@@ -85,7 +85,7 @@ def answers(results: Path) -> Iterator[str]:
 
 
 def lengths_needed(results: Path) -> Iterator[str]:
-    """Nearest tokens that give 90% of the gain of the longest context, one sentence per model that gains."""
+    """Nearest tokens that give 90% of the gain of the longest context, one sentence per model."""
     table = needed_context(Results(results).frame("length_losses"))
     for row in table[table["criterion"] == "loss"].to_dict("records"):
         worth = f"{interval_of(row, 'worth')} nats"
