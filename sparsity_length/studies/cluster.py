@@ -20,7 +20,7 @@ from sparsity_length.measuring.rules import LEAVE_ONE_OUT_RULES
 from sparsity_length.measuring.selecting import Selecting
 from sparsity_length.measuring.settings import BesideShort, ByLength, Chunked
 from sparsity_length.studies.commands import Command
-from sparsity_length.studies.run import WITHOUT_GPU, cpu_options, in_cluster, jobs_of
+from sparsity_length.studies.run import cpu_options, in_cluster, jobs_of
 from sparsity_length.text.tokenizer import load_tokenizer, parse_tokenizer_name
 from sparsity_length.text.tokenizing import Tokenizing
 
@@ -53,10 +53,8 @@ def refusals(scripts: Sequence[str]) -> Iterator[str]:
         yield "slurm/cluster.env is missing: cp slurm/cluster.env.example slurm/cluster.env, and edit it"
         return
     limit_of_all = in_cluster("printenv", "SBATCH_TIMELIMIT").stdout.strip()
-    of_cpu_jobs = cpu_options()
     for script in scripts:
-        options = of_cpu_jobs if script in WITHOUT_GPU else []
-        tested = in_cluster("sbatch", "--test-only", *options, script)
+        tested = in_cluster("sbatch", "--test-only", *cpu_options(script), script)
         if tested.returncode:
             yield f"{script}: sbatch refuses it ({' '.join(tested.stderr.split())})"
             continue

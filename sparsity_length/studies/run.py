@@ -34,9 +34,6 @@ from sparsity_length.studies.commands import ANALYSING, MEASURING, Command, comm
 from sparsity_length.studies.file import Study, load_study
 from sparsity_length.training.loop import EXIT_STOPPED
 
-WITHOUT_GPU = ("slurm/tokenize_c4.sh", "slurm/merge_c4.sh", "slurm/analysis.sh")
-"""Scripts that ask for no GPU."""
-
 
 def in_cluster(*words: str) -> "subprocess.CompletedProcess[str]":
     """Run a command of Slurm with the variables of slurm/cluster.env; what the file prints is no output."""
@@ -44,8 +41,17 @@ def in_cluster(*words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(["bash", "-c", code, "bash", *words], capture_output=True, text=True)
 
 
-def cpu_options() -> list[str]:
-    """Options of sbatch for jobs without a GPU: CPU_PARTITION and CPU_ACCOUNT of cluster.env, if set."""
+def cpu_options(script: str) -> list[str]:
+    """Options of sbatch for a job without a GPU: CPU_PARTITION and CPU_ACCOUNT of cluster.env, if set.
+
+    InputError if there is no such script here.
+    """
+    try:
+        asks_for_gpu = "\n#SBATCH --gpus" in Path(script).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise InputError(f"there is no {script} here: jobs are submitted from a clone's folder") from error
+    if asks_for_gpu:
+        return []
     options = {"partition": "CPU_PARTITION", "account": "CPU_ACCOUNT"}
     found = {option: in_cluster("printenv", variable).stdout.strip() for option, variable in options.items()}
     return [f"--{option}={value}" for option, value in found.items() if value]
@@ -162,7 +168,6 @@ def submit_chain(commands: Sequence[Command], study: Study, *, is_plan: bool = F
     Of a plan they are only printed, and a job's name stands for its ID.
     """
     job_ids: dict[str, str] = {}
-    of_cpu_jobs = cpu_options()
     for job in jobs_of(commands):
         in_log = "%j" if job.num_tasks is None else "%A_%a"
         words = ["--parsable", "--kill-on-invalid-dep=yes", f"--job-name={job.name}"]
@@ -172,7 +177,7 @@ def submit_chain(commands: Sequence[Command], study: Study, *, is_plan: bool = F
         if job.needs:
             ids = [job_ids[name] for name in job.needs]
             words.append(f"--dependency=afterok:{':'.join(ids)}")
-        words += [*(of_cpu_jobs if job.program in WITHOUT_GPU else []), job.program, *job.arguments]
+        words += [*cpu_options(job.program), job.program, *job.arguments]
         job_ids[job.name] = job.name
         if not is_plan:
             study.logs.mkdir(parents=True, exist_ok=True)  # Slurm opens the logs, and makes no folder

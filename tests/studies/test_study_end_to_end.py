@@ -212,6 +212,9 @@ def test_our_configurations_are_found_in_any_folder_and_those_of_the_folder_come
 def planned(capsys: pytest.CaptureFixture[str], *overrides: str) -> dict[str, list[str]]:
     """Job name -> what stands after sbatch, where a job's name stands for its ID."""
     study = load_study(Path("text.yaml"), overrides)
+    Path("slurm").mkdir(exist_ok=True)
+    for script in ROOT.glob("slurm/*.sh"):
+        shutil.copy(script, "slurm")
     submit_chain(commands_of(study), study, is_plan=True)
     lines = [shlex.split(line)[1:] for line in capsys.readouterr().out.splitlines()]
     return {words[2].removeprefix("--job-name="): words for words in lines}
@@ -293,7 +296,12 @@ def test_jobs_without_a_gpu_go_where_cluster_env_says(
     (folder / "slurm" / "cluster.env").write_text("export CPU_PARTITION=cpu\n")
     for words in planned(capsys, "slurm.tokenize=2").values():
         (script,) = (word for word in words if word.startswith("slurm/"))
-        assert ("--partition=cpu" in words) != ("#SBATCH --gpus-per-node" in (ROOT / script).read_text())
+        of_cpu = ("slurm/tokenize_c4.sh", "slurm/merge_c4.sh", "slurm/analysis.sh")
+        assert ("--partition=cpu" in words) == (script in of_cpu)
+    (folder / "slurm" / "pretrain.sh").unlink()
+    study = load_study(Path("text.yaml"), [])
+    with pytest.raises(InputError, match=r"no slurm/pretrain.sh here"):
+        submit_chain(commands_of(study), study, is_plan=True)
 
 
 def test_hours_and_disk_are_counted(folder: Path) -> None:
