@@ -10,15 +10,15 @@
 1. The program measures the loss of every token with the whole text, with near tokens alone, and with another
    document's text before the near tokens. Neighbors share near tokens here. The page is colored by
    KL(p(.|whole) || p(.|swapped)) and written at once.
-2. It then explains the predictions with the largest such effect, one after another. The near tokens of a
-   prediction, exactly those of --short-context-length, are never sources. Groups of about 32 tokens are put
-   back into another document's text. The program gives up the far ones if the nearer ones restore 99% of what
-   all restore. Candidates are those without which the prediction changes most, or which alone restore most of
-   it. It gives up the candidate that the others can best do without, until --sources are left and each is
-   needed. Then it shortens them at both ends as long as 95% of the effect that they restore is left. So a
-   source is a few words in a row, or one (--unit: whole sentences). All of this is estimated from the sources
-   and the near tokens alone. The search never looks at the target token, unless several tokens are explained
-   as a whole.
+2. It then explains the predictions with the largest such effect. The near tokens of a prediction, exactly
+   those of --short-context-length, are never sources. Groups of about 32 tokens are put back into another
+   document's text. The program gives up the far ones if the nearer ones restore 99% of what all restore.
+   Candidates are those without which the prediction changes most, or which alone restore most of it. It gives
+   up the candidate that the others can best do without, until --sources are left and each is needed. Once all
+   predictions have such passages, it narrows these down, one prediction after another: it shortens them at
+   both ends as long as 95% of the effect that they restore is left. So a source is a few words in a row, or
+   one (--unit: whole sentences). All of this is estimated from the sources and the near tokens alone. The
+   search never looks at the target token, unless several tokens are explained as a whole.
 3. Finally it puts the sources back into the text of two other documents, which the search has not seen, and
    measures the fraction of the total effect that they recover. A prediction whose sources recover less than
    10% has "no source". It also swaps each source alone: a source is "needed" if that takes at least 10% of
@@ -36,8 +36,9 @@ is then the drop in the sum of their log-probabilities.
 --chat reads messages, a JSON list of objects with role and content, through the model's own chat template. It
 explains the tokens of the last message or, with --generate, those of the model's answer.
 
-The program announces how long it will take. It ends after --budget with the predictions explained so far, and
-the page names the command that explains more. --all has no budget and swaps every single unit for every
+The program announces how long it will take. It ends after --budget. Predictions whose passages were not
+narrowed down by then have these as sources, and estimates as numbers; the page names the command that narrows
+them down. --all has no budget and swaps every single unit for every
 prediction; the units whose swap does most are then the sources.
 
 Output: the terminal shows the text, a summary, and each explained prediction with its sources. Tokens are

@@ -410,13 +410,20 @@ def explained_within(budget: float, model: Path, **named: Any) -> tuple[Explanat
 
 
 def test_a_budget_is_kept(model: Path) -> None:
+    """First by passages for every prediction; narrowed ones are those of any other budget."""
+    whole, _ = explained_within(3600, model)
     nums = []
-    for budget in (3600, 4, 2):
+    for budget in (8, 4, 2):
         found, seconds = explained_within(budget, model)
         assert seconds <= 1.1 * budget
-        nums.append(len(found.targets))
-        assert ("A longer --budget explains" in str(found)) == (nums[-1] < NUM_TARGETS)
-    assert nums[0] == NUM_TARGETS > nums[1] > nums[2] >= 1
+        narrowed = [target for target in found.targets if target["is_narrowed"]]
+        assert all(target in whole.targets for target in narrowed)
+        nums.append((len(found.targets), len(narrowed)))
+        assert ("A longer --budget explains" in str(found)) == (nums[-1][0] < NUM_TARGETS)
+        assert ("whole passages" in str(found)) == (nums[-1][0] > nums[-1][1])
+    assert all(target["is_narrowed"] for target in whole.targets)
+    assert len(whole.targets) == nums[0][0] == NUM_TARGETS > nums[1][0] > nums[2][0] >= 1
+    assert NUM_TARGETS > nums[0][1] >= 1
     with pytest.raises(InputError, match="is too short: loading"):
         explained_within(1, model)
 
@@ -424,31 +431,34 @@ def test_a_budget_is_kept(model: Path) -> None:
 @pytest.mark.parametrize(
     ("budget", "seconds"),
     [
-        # The first pass took 2 seconds for 100 tokens. Losses of 150; sources of 3 predictions of 1,000 each.
+        # The first pass took 2 seconds for 100 tokens. Losses of 150; sources of 3 predictions, each of 400
+        # for their passages and of 600 to narrow these down.
         (1000, "losses in about 3 seconds, sources of 3 predictions in about 63 in all"),
-        # Less 10 of loading and 3 of losses 37 are left, in which one prediction ends.
-        (50, "losses in about 3 seconds, sources of 1 of 3 predictions in about 23 in all"),
+        # Less 10 of loading and 3 of losses 37 are left, after passages 13, in which one prediction ends.
+        (50, "sources of 3 predictions (1 narrowed down, the others as passages) in about 39 in all"),
+        (30, "sources of 2 of 3 predictions (0 narrowed down, the others as passages) in about 19 in all"),
         (None, "losses in about 3 seconds, sources of 3 predictions in about 103 in all"),  # 100 * 100 / 2
     ],
 )
 def test_it_is_said_how_long_it_will_take(
     budget: float | None, seconds: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(explanation, "likely_tokens", lambda *about: 1000)
+    monkeypatch.setattr(explanation, "likely_tokens", lambda *about: (400, 600))
     clock: Any = mock.Mock(seconds=10, seconds_of_passes=2, budget=budget)
     with caplog.at_level("INFO"):
         explanation._plan(clock, Explaining(targets=3), 100, 150, 16, 3)
-    assert f"100 tokens: {seconds}" in caplog.text
+    assert "100 tokens: losses in about 3 seconds, " in caplog.text and seconds in caplog.text
 
 
 def test_what_a_prediction_takes_by_hand() -> None:
-    """1,000 tokens in 31.25 groups: each alone and without it all others, 45 choices, 16 near tokens each."""
-    expected = (2 * 31.25 + 45) * 16 + 40 * 32 + (4 / 2 + 2) * 1000 / 2
-    assert explanation.likely_tokens(1000, 16, 4) == expected == 5000
+    """1,000 tokens in 31.25 groups: each alone and without it all others, 25 choices, 16 near tokens each."""
+    passages = (2 * 31.25 + 25 + 2 * 4 / 2) * 16 + 2 * 4 * 32
+    narrowing = 20 * 16 + 40 * 32 + (4 / 2 + 2) * 1000 / 2
+    assert explanation.likely_tokens(1000, 16, 4) == (passages, narrowing) == (1720, 3600)
     # Loading took 10 seconds; losses take 3, a prediction 20, and its trial 4, which is one too many.
     clock: Any = mock.Mock(seconds=10, seconds_of_passes=2, budget=36)
     with (
-        mock.patch.object(explanation, "likely_tokens", return_value=1000),
+        mock.patch.object(explanation, "likely_tokens", return_value=(1000, 9)),
         pytest.raises(InputError, match="too short"),
     ):
         explanation._plan(clock, Explaining(budget=36), 100, 150, 16, 3)
@@ -459,7 +469,10 @@ def test_losses_take_as_long_as_is_said(
 ) -> None:
     monkeypatch.setattr(sys.modules[__name__], "PER_SECOND", 1)
     shown: list[Explanation] = []
-    with caplog.at_level("INFO"), mock.patch.object(explanation, "likely_tokens", return_value=1) as likely:
+    with (
+        caplog.at_level("INFO"),
+        mock.patch.object(explanation, "likely_tokens", return_value=(1, 1)) as likely,
+    ):
         found, _ = explained_within(1e6, model, at="cat that sat there", show=shown.append)
     said = int(re.search(r"losses in about (\d+) sec", caplog.text)[1])
     assert said == pytest.approx(shown[0].facts["num_forward_tokens"], rel=0.1)
@@ -480,9 +493,9 @@ def test_of_a_character_s_tokens_each_is_a_part(model: Path) -> None:
 def test_a_budget_ends_a_prediction_that_takes_longer_than_thought(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(explanation, "likely_tokens", lambda *about: 1)
-    found, seconds = explained_within(1.1, model)
-    assert seconds <= 1.1 * 1.1 and not found.targets and "Explained: 0 of " in str(found)
+    monkeypatch.setattr(explanation, "likely_tokens", lambda *about: (1, 1))
+    found, seconds = explained_within(1.05, model)
+    assert seconds <= 1.1 * 1.05 and not found.targets and "Explained: 0 of " in str(found)
 
 
 def test_without_a_budget_there_is_a_page(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -560,7 +573,7 @@ def test_the_colored_page_is_on_disk_before_a_prediction_is_explained(
     def fails(search: Search, target: int) -> None:
         raise InputError("here the power fails")
 
-    monkeypatch.setattr(Search, "run", fails)
+    monkeypatch.setattr(Search, "passages", fails)
     called = main if start.startswith("sparsity") else program.STAGE.main
     code, *_ = typed(called, *start.split(), *flags, "--budget", "1h")
     page = json.loads(*DATA.findall((tmp_path / "x.html").read_text()))

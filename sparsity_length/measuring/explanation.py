@@ -24,7 +24,7 @@ from sparsity_length.measuring.contexts import (
     text_rows,
 )
 from sparsity_length.measuring.rules import TRIAL_SWAPS
-from sparsity_length.measuring.search import COARSE_TOKENS, NUM_GROUPS, Found, Search
+from sparsity_length.measuring.search import COARSE_TOKENS, NUM_GROUPS, Found, Search, joined
 from sparsity_length.measuring.settings import (
     LONGEST_BY_WORDS,
     NUM_SOURCES,
@@ -127,6 +127,9 @@ def explain(
                 contexts, and the fraction of it that the sources recover together; of several tokens the
                 effect is the fall of the sum of their log-probabilities, so here and in `effect`;
             no_source: whether that fraction is less than 10%;
+            is_narrowed: whether the budget had room to narrow its sources down to units; if not, they are
+                passages of some 32 tokens, and probability_with_sources, recovered and what is told of each
+                source are estimates from the sources and the near tokens alone;
             rank, source, source_position, source_end: the source, its text and its tokens
                 [source_position, source_end);
             source_byte_start, source_byte_end: its place in the text's UTF-8;
@@ -362,7 +365,8 @@ def _measured(
 ) -> Explanation:
     """Measure the losses of tokens [first, end), and search and try the sources of some, strongest first.
 
-    A prediction that a budget ends is dropped, but for the first if no budget was asked for.
+    First come passages for all of them, then what is needed of these. What a budget ends is dropped, but for
+    the first prediction's passages if no budget was asked for.
 
     Call order:
         _places_of          which tokens may be sources, and where units begin
@@ -372,7 +376,9 @@ def _measured(
         _followed, _contrasted
                             the predictions that are explained, with the full pass
         _searched           their sources, one prediction after another
-            Search.run      search and trial
+            Search.passages, Search.narrowed, Search.largest
+                            search
+            Search.tried    trial
             _target         what is told of them
 
     Args:
@@ -507,22 +513,27 @@ def _plan(
     """
     loading = clock.seconds
     seconds_per_token = clock.seconds_of_passes / length
-    num_each = likely_tokens(length, num_near, asked.sources)
-    least = seconds_per_token * (num_losses + num_each + TRIAL_SWAPS * length)
+    seconds_of_losses = seconds_per_token * num_losses
+    of_passages, of_narrowing = (
+        seconds_per_token * num for num in likely_tokens(length, num_near, asked.sources)
+    )
+    least = seconds_of_losses + of_passages + seconds_per_token * TRIAL_SWAPS * length
     if asked.budget is not None and loading + least > asked.budget:
         raise InputError(
             f"--budget {clock.budget:g}s is too short: loading took {loading:.0f} seconds, and losses and the"
             f" sources of one prediction take some {least:.0f}; give more, or a smaller --long-context-length"
         )
-    seconds_of_losses = seconds_per_token * num_losses
     predictions = f"{num_wanted} predictions"
     seconds = seconds_per_token * length**2 / 2
     if clock.budget is not None:
         room = clock.budget - loading - seconds_of_losses
-        num_likely = min(num_wanted, max(1, int(room / (seconds_per_token * num_each))))
-        seconds = num_likely * seconds_per_token * num_each
-        if num_likely < num_wanted:
-            predictions = f"{num_likely} of {num_wanted} predictions"
+        num_told = min(num_wanted, max(1, int(room / of_passages)))
+        num_narrowed = min(num_told, max(0, int((room - num_told * of_passages) / of_narrowing)))
+        seconds = num_told * of_passages + num_narrowed * of_narrowing
+        if num_told < num_wanted:
+            predictions = f"{num_told} of {num_wanted} predictions"
+        if num_narrowed < num_told:
+            predictions += f" ({num_narrowed} narrowed down, the others as passages)"
     logger.info(
         "%d tokens: losses in about %.0f seconds, sources of %s in about %.0f in all",
         length,
@@ -563,41 +574,62 @@ def _searched(
         must_end: the first, too, may not take longer than the budget.
     """
     search.prefixes  # noqa: B018, which are read now, as the time of one prediction is told from here on
-    searching = time.monotonic()
     begin = explanation.first_token
-    targets: list[dict[str, Any]] = []
-    for number, place in enumerate(progress(targets_N.tolist(), "explain", "prediction")):
-        if number and not clock.has_room((time.monotonic() - searching) / number):
-            break
-        if targets or must_end:
-            search.model.before_pass = clock.before_pass
-        try:
-            found = search.run(number)
-        except OutOfTimeError:
-            break
-        end = place + (1 if search.weights_Q is None else len(explanation.losses))
-        target = _target(search, number, found, text, tokenizer, begin, begin + place, begin + end)
-        targets = sorted([*targets, target], key=lambda target: target["position"])
-        facts = {**explanation.facts, "num_forward_tokens": clock.num_rows}
-        explanation = replace(explanation, facts=facts, targets=targets)
-        show(explanation)
-    if len(targets) < len(targets_N):
+    targets: dict[int, dict[str, Any]] = {}
+    passages: list[np.ndarray] = []
+
+    def found(number: int, *, is_narrowed: bool) -> Found:
+        if search.is_exact:
+            return search.tried(number, search.largest(number))
+        if is_narrowed:
+            return search.tried(number, search.narrowed(number, passages[number]))
+        passages.append(search.passages(number))
+        return search.tried(number, joined(passages[number]), is_exact=False)
+
+    # First something of each prediction, however slow the machine is.
+    for is_narrowed in [True] if search.is_exact else [False, True]:
+        begun = time.monotonic()
+        places = targets_N if search.is_exact or not is_narrowed else targets_N[: len(passages)]
+        noun = "prediction" if is_narrowed else "passage"
+        for number, place in enumerate(progress(places.tolist(), "explain", noun)):
+            if number and not clock.has_room((time.monotonic() - begun) / number):
+                break
+            if targets or must_end:
+                search.model.before_pass = clock.before_pass
+            try:
+                of_target = found(number, is_narrowed=is_narrowed)
+            except OutOfTimeError:
+                break
+            end = place + (1 if search.weights_Q is None else len(explanation.losses))
+            told = _target(search, number, of_target, text, tokenizer, begin, begin + place, begin + end)
+            targets[place] = told | {"is_narrowed": is_narrowed}
+            facts = {**explanation.facts, "num_forward_tokens": clock.num_rows}
+            in_order = [targets[place] for place in sorted(targets)]
+            explanation = replace(explanation, facts=facts, targets=in_order)
+            show(explanation)
+    num_narrowed = sum(target["is_narrowed"] for target in targets.values())
+    if num_narrowed < len(targets_N):
         logger.warning(
-            "in %.0f seconds the sources of %d of %d predictions were found; --budget gives more time",
+            "in %.0f seconds the sources of %d of %d predictions were narrowed to words, and passages with"
+            " those of %d more were found; --budget gives more time",
             clock.seconds,
-            len(targets),
+            num_narrowed,
             len(targets_N),
+            len(targets) - num_narrowed,
         )
     return explanation
 
 
-def likely_tokens(length: int, num_near: int, num_sources: int) -> float:
-    """About how many forward tokens the search and the trial of one prediction take."""
-    # Each of some groups alone and without it all others, then 25 choices among the best, and 20 ways to make
-    # two of them shorter. A source stands in the middle.
+def likely_tokens(length: int, num_near: int, num_sources: int) -> tuple[float, float]:
+    """About how many forward tokens the passages of one prediction take, and to narrow them down."""
     num_groups = max(NUM_GROUPS, length / COARSE_TOKENS)
-    num_by_near = (2 * num_groups + 45) * num_near + 40 * length / num_groups
-    return num_by_near + (num_sources / 2 + TRIAL_SWAPS) * length / 2
+    # Each of some groups alone and without it all others, then 25 choices among the best. With them half of
+    # the sources that were asked for, one more each time, in the trial's contexts.
+    passages = (2 * num_groups + 25 + TRIAL_SWAPS * num_sources / 2) * num_near
+    passages += TRIAL_SWAPS * num_sources * length / num_groups
+    # 20 ways to make two of them shorter. A source stands in the middle.
+    narrowing = 20 * num_near + 40 * length / num_groups + (num_sources / 2 + TRIAL_SWAPS) * length / 2
+    return passages, narrowing
 
 
 def _target(

@@ -12,11 +12,14 @@ Call order:
     leave_one_out            the effects of every distant token, for rules: of all exact, or of a short list
         screened             groups of about 32 tokens; those that matter in parts, and so on down to units
             NearRows         what patching a span does: near rows only
-    Search.run               the sources of one prediction, for a page
-        _foremost            groups that the others miss, or that alone restore most of a swapped context
-        _fewest              without those that the others can do without
-        _shortened           without what stands at their ends and is not needed
-        Search._with         the sources are put back into other swapped contexts, which did not choose them
+    Search                   the sources of one prediction, for a page
+        passages             groups of units
+            _foremost        those that the others miss, or that alone restore most of a swapped context
+            _fewest          without those that the others can do without
+        narrowed
+            _shortened       without what stands at their ends and is not needed
+        tried                swapped one by one, and put back into other swapped contexts, which have not
+                             chosen them; passages by estimates
 
 In models all of whose layers slide, near rows see nothing beyond a window. There every number is exact.
 
@@ -26,7 +29,7 @@ swaps, C criteria.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -566,35 +569,40 @@ class Search:
             replacement_ids_L=self.search_swap_S,
         )
 
-    def run(self, target: int) -> Found:
-        """Search the sources of a target, and try them."""
+    def tried(self, target: int, spans_K2: np.ndarray, *, is_exact: bool = True) -> Found:
+        """What sources do: exactly, or estimated without what they tell the tokens between them."""
         queries_Q = self.queries_of(target)
+        # Where near rows see nothing beyond a window, there are no estimates.
+        is_exact = is_exact or not self.model.sees_all
         num_far = int(self.sequence.num_far_tokens_T[target])
-        edges_E = np.append(self.unit_starts[self.unit_starts < num_far], num_far)
-        spans_K2 = self._largest(target, edges_E) if self.is_exact else self._chosen(edges_E, queries_Q)
         hidden = self._near(queries_Q, self.full.prefix, None).measured(np.zeros((1, num_far), dtype=bool))
-        alone = self.exact(spans_K2, queries_Q)
+        if is_exact:
+            alone = self.exact(spans_K2, queries_Q)
+        else:
+            alone = self._near(queries_Q, self.full.prefix, self.prefixes[0]).without(spans_K2)
         order_K = by_size(np.abs(self.effects(*alone)), spans_K2[:, 0])
         spans_K2 = spans_K2[order_K]
 
-        def of_trials(num: int, *, is_exact: bool = True) -> list[Predictions]:
+        def of_trials(num: int, *, is_exact: bool) -> list[Predictions]:
             """What is predicted in the trial's contexts with so many sources put back."""
             swaps = range(1, len(self.prefixes))
             return [self._with(spans_K2[:num], swap, queries_Q, is_exact=is_exact) for swap in swaps]
 
-        remaining_K = [
-            self.effect_of(of_trials(number + 1, is_exact=False), queries_Q)
-            for number in range(len(spans_K2))
-        ]
+        without, *of_first = (of_trials(num, is_exact=False) for num in range(len(spans_K2) + 1))
         return Found(
             spans_K2,
             self.effects(*alone)[order_K],
             alone.losses[order_K],
-            np.array(remaining_K),
+            np.array([self.effect_of(predictions, queries_Q) for predictions in of_first]),
             float(hidden.losses.sum()),
-            of_trials(0),
-            of_trials(len(spans_K2)),
+            without,
+            of_trials(len(spans_K2), is_exact=True) if is_exact else [without, *of_first][-1],
         )
+
+    def _edges(self, target: int) -> np.ndarray:
+        """Where the units of a target's distant context begin, and where the last one ends."""
+        num_far = int(self.sequence.num_far_tokens_T[target])
+        return np.append(self.unit_starts[self.unit_starts < num_far], num_far)
 
     def _may_be_sources(self, spans_V2: np.ndarray) -> np.ndarray:
         """Which spans hold more than control tokens: bool [V]."""
@@ -609,10 +617,11 @@ class Search:
         spans_V2 = np.column_stack([starts_U, np.append(starts_U[1:], num_far)])
         return spans_V2, self.exact(spans_V2, np.arange(len(self.sequence.query_rows_T)))
 
-    def _largest(self, target: int, edges_E: np.ndarray) -> np.ndarray:
+    def largest(self, target: int) -> np.ndarray:
         """The k units whose swap does most to a target; its near tokens may cut the last."""
         spans_V2, measured = self._every_unit
         queries_Q = self.queries_of(target)
+        edges_E = self._edges(target)
         own_V2 = np.column_stack([edges_E[:-1], edges_E[1:]])
         of_units_V = self.effects(*(values_VQ[: len(own_V2), queries_Q] for values_VQ in measured))
         if spans_V2[len(own_V2) - 1, 1] != own_V2[-1, 1]:
@@ -648,11 +657,12 @@ class Search:
         _, both = self.model.read(*rows.on_device(self.model.device), self.prefixes[0])
         return both.rows(len(places_F) + places_F)
 
-    def _chosen(self, edges_E: np.ndarray, queries_Q: np.ndarray) -> np.ndarray:
-        """At most k sources, which together restore most in the search's swapped context: [K, 2], ascending.
+    def passages(self, target: int) -> np.ndarray:
+        """At most k groups of units, which together restore most in the search's swapped context: [N, 2].
 
-        They are what is needed of groups of units. Which groups are is estimated as if each was there alone.
+        Ascending; some may follow on each other. Which they are is estimated as if each was there alone.
         """
+        queries_Q = self.queries_of(target)
         near = self._near(queries_Q, self._groups_alone, self.prefixes[0])
 
         def remaining(sets: Sequence[np.ndarray]) -> np.ndarray:
@@ -661,18 +671,20 @@ class Search:
             effects_V = self.effects(*near.measured(is_own_VF.reshape(-1, near.start)))
             return np.round(np.abs(effects_V), 5)
 
-        def remaining_anew(sets: Sequence[np.ndarray]) -> np.ndarray:
-            predicted = (self._with(spans_N2, 0, queries_Q, is_exact=False) for spans_N2 in sets)
-            return np.round(np.abs([self.effect_of([one], queries_Q) for one in predicted]), 5)
-
+        of_groups = remaining if self.model.sees_all else partial(self._remaining, queries_Q)
         groups_V2 = self._groups_V2[self._groups_V2[:, 0] < near.start].clip(max=near.start)
         groups_V2 = groups_V2[self._may_be_sources(groups_V2)]
-        of_groups = remaining if self.model.sees_all else remaining_anew
-        spans_N2 = _foremost(of_groups, groups_V2, max(NUM_CANDIDATES, self.k))
-        spans_K2 = _shortened(remaining_anew, _fewest(of_groups, spans_N2, self.k), edges_E)
-        # Those that follow on each other are one.
-        starts_K, ends_K = spans_K2.T
-        return np.column_stack([np.setdiff1d(starts_K, ends_K), np.setdiff1d(ends_K, starts_K)])
+        return _fewest(of_groups, _foremost(of_groups, groups_V2, max(NUM_CANDIDATES, self.k)), self.k)
+
+    def narrowed(self, target: int, spans_N2: np.ndarray) -> np.ndarray:
+        """What is needed of passages: [K, 2], ascending."""
+        remaining = partial(self._remaining, self.queries_of(target))
+        return joined(_shortened(remaining, spans_N2, self._edges(target)))
+
+    def _remaining(self, queries_Q: np.ndarray, sets: Sequence[np.ndarray]) -> np.ndarray:
+        """An estimate of the effect that remains in the search's swapped context; spans are read anew."""
+        predicted = (self._with(spans_N2, 0, queries_Q, is_exact=False) for spans_N2 in sets)
+        return np.round(np.abs([self.effect_of([one], queries_Q) for one in predicted]), 5)
 
     def _with(self, spans_K2: np.ndarray, swap: int, queries_Q: np.ndarray, *, is_exact: bool) -> Predictions:
         """What is predicted with spans put back into a swapped context: 0, the search's, or the trial's.
@@ -708,6 +720,12 @@ class Search:
         ]
         losses_BQ = np.stack([of.losses(self.sequence.target_ids_T[queries_Q]) for of in predictions])
         return float(self.effects(losses_BQ, np.stack(divergences_BQ)).mean())
+
+
+def joined(spans_K2: np.ndarray) -> np.ndarray:
+    """Ascending spans, those that follow on each other as one: [K, 2]."""
+    starts_K, ends_K = spans_K2.T
+    return np.column_stack([np.setdiff1d(starts_K, ends_K), np.setdiff1d(ends_K, starts_K)])
 
 
 def is_within(spans_V2: np.ndarray, num_far: int) -> np.ndarray:

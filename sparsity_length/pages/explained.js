@@ -35,6 +35,7 @@ function quoted(piece) {
 const ofTarget = (target) => `${target.is_part ? "part of " : ""}${quoted(target.token)}`;
 const bold = (words) => element("b", {}, words);
 const isOneToken = data.contrast === null && !data.is_whole;
+const numNarrowed = data.targets.filter((target) => target.is_narrowed).length;
 const ofTargets = new Map(data.targets.map((target) => [target.position, target]));
 const placeOf = new Map(data.losses.position.map((position, place) => [position, place]));
 const withDistant = data.first_token ? `with the last ${data.pieces.length.toLocaleString("en")} tokens` : "with the whole text";
@@ -92,7 +93,7 @@ function copied(command) {
 const explaining = (position) => copied(data.command === null ? `explain(text, model, position=${position})` : `${data.command} --position ${position} --out explained-${position}.html`);
 
 function explainingAll() {
-  const minutes = Math.ceil(((data.budget ?? 120) / 60) * Math.min(20, data.wanted.length / Math.max(1, data.targets.length))) + 1;
+  const minutes = Math.ceil(((data.budget ?? 120) / 60) * Math.min(20, data.wanted.length / Math.max(1, numNarrowed))) + 1;
   return copied(data.command === null ? `explain(text, model, targets=${data.wanted.length}, budget=${60 * minutes})` : `${data.command} --targets ${data.wanted.length} --budget ${minutes}m --out ${data.file}`);
 }
 
@@ -113,7 +114,7 @@ function oneLine(target) {
   const values = data.contrast === null
     ? [target.probability, target.probability_without, target.probability_with_sources].map(percent)
     : [0, target.total_effect, left].map((fall) => times(data.contrast[2] - fall));
-  const line = element("p", { class: "line", title: `effect of distant text ${nats(target.total_effect)}${isOneToken ? " (KL)" : ""}, of which the sources recover ${whole(target.recovered)}` });
+  const line = element("p", { class: "line", title: `effect of distant text ${nats(target.total_effect)}${isOneToken ? " (KL)" : ""}, of which the sources recover ${target.is_narrowed ? "" : "about "}${whole(target.recovered)}` });
   if (data.contrast !== null) line.append(`“${data.contrast[0]}” is so many times as likely as “${data.contrast[1]}”: `);
   else if (data.is_whole) line.append("P of its tokens, on average (geometric mean): ");
   else line.append(`P(${ofTarget(target)}) `);
@@ -158,7 +159,11 @@ function fillTarget(target) {
   }
   if (target.no_source) parts.push(element("p", {}, bold("No source."), " What was found recovers less than 10% of the effect: the prediction depends on many tokens a little. Tried:"));
   parts.push(element("ol", { class: "sources" }, ...target.sources.map((source) => sourceItem(target, source))));
-  parts.push(element("p", {}, "Together, measured: ", bold(whole(target.recovered)), " recovered."));
+  parts.push(element("p", {}, `Together, ${target.is_narrowed ? "measured" : "estimated"}: `, bold(whole(target.recovered)), " recovered."));
+  if (!target.is_narrowed) {
+    parts.push(element("p", {}, `Whole passages: the time was over before they were narrowed down to ${data.unit}s.`));
+    if (isOneToken) parts.push(explaining(target.position));
+  }
   card.replaceChildren(...parts);
 }
 
@@ -279,10 +284,11 @@ function listed(position, piece, number, verdict) {
   return element("li", {}, button);
 }
 
+const toldRecovered = (target) => `${target.is_narrowed ? "" : "about "}${whole(target.recovered)} recovered`;
 const byEffect = [...data.targets].sort((one, other) => other.total_effect - one.total_effect);
 const list = byEffect.map((target) => {
   const number = data.contrast ? times(data.contrast[2]) : `${percent(target.probability_without)} → ${percent(target.probability)}`;
-  const verdict = target.no_source ? element("i", {}, "no source") : `${whole(target.recovered)} recovered by ${target.sources.map((source) => quoted(source.source)).join(", ")}`;
+  const verdict = target.no_source ? element("i", {}, "no source") : `${toldRecovered(target)} by ${target.is_narrowed ? target.sources.map((source) => quoted(source.source)).join(", ") : `${target.sources.length} ${target.sources.length > 1 ? "passages" : "passage"}`}`;
   return listed(target.position, target.token, number, verdict);
 });
 const missing = data.wanted.filter((position) => !ofTargets.has(position));
@@ -290,9 +296,9 @@ for (const position of missing) {
   tokenAt(position).classList.add("missing");
   list.push(listed(position, data.pieces[position - data.first_token], "", element("i", {}, "not explained")));
 }
-if (missing.length && isOneToken) {
+if (numNarrowed < data.wanted.length && isOneToken) {
   at("missing").append(
-    element("p", {}, `${data.targets.length} of ${data.wanted.length} in the time. The others, too:`),
+    element("p", {}, `${numNarrowed} of ${data.wanted.length} narrowed down to ${data.unit}s in the time. The others, too:`),
     data.losses.position.length > 1 ? explainingAll() : explaining(data.wanted[0]),
   );
 }

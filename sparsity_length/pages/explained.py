@@ -40,6 +40,7 @@ _COLUMNS = (
     "total_effect",
     "recovered",
     "no_source",
+    "is_narrowed",
     "rank",
     "source_position",
     "source_end",
@@ -128,6 +129,12 @@ class Explanation:
             )
             if len(self.targets) < len(self.facts["wanted"]):
                 sentences[-1] += " A longer --budget explains the others, --position N any other one."
+        num_passages = sum(not target["is_narrowed"] for target in self.targets)
+        if num_passages:
+            sentences.append(
+                f"{num_passages} of {len(self.targets)} with whole passages as sources, whose numbers are"
+                f" estimates: a longer --budget narrows them down to {self.facts['unit']}s."
+            )
         total = sum(target["total_effect"] for target in self.targets)
         recovered = sum(target["total_effect"] * target["recovered"] for target in self.targets)
         # Of less, or of a total below 0, a fraction says nothing.
@@ -135,7 +142,7 @@ class Explanation:
             most = max(len(target["sources"]) for target in self.targets)
             sentences.append(
                 f"The sources, up to {most} for each, put back into other documents' text, recover"
-                f" {recovered / total:.0%} of the effect."
+                f" {'about ' if num_passages else ''}{recovered / total:.0%} of the effect."
             )
         if num_none := sum(target["no_source"] for target in self.targets):
             sentences.append(
@@ -194,6 +201,8 @@ class Explanation:
     def _told(self, target: dict[str, Any]) -> str:
         """A target and its sources, a line each."""
         place = f"{target['position']}  {_of_target(target)}"
+        sources = "sources" if target["is_narrowed"] else "passages"
+        about = "" if target["is_narrowed"] else "about "
         if self.facts["contrast"] is None:
             names = ("probability", "probability_without", "probability_with_sources")
             with_all, without, with_sources = (_percent(target[name]) for name in names)
@@ -208,7 +217,7 @@ class Explanation:
             each = ""
         lines = [
             f"{place}: {with_all} {self._with_distant}, {without} {_WITHOUT_DISTANT}, {with_sources} with"
-            f" these sources back{each}; {_rounded(100 * target['recovered'])} recovered"
+            f" these {sources} back{each}; {about}{_rounded(100 * target['recovered'])} recovered"
         ]
         if target["likeliest"] is not None:
             likeliest, without_distant = (

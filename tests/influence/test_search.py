@@ -25,12 +25,14 @@ from sparsity_length.measuring.contexts import (
     read_prefix,
 )
 from sparsity_length.measuring.search import (
+    Found,
     Search,
     _foremost,
     _groups,
     _runs,
     _shortened,
     is_within,
+    joined,
     screened,
     single_tokens,
 )
@@ -168,6 +170,11 @@ def planted_search(planted: dict[int, int], logit_of: Callable[[Set[int]], float
     return search_in(EvidenceLM(16, 3, logit_of), texts_4L, lengths, k, batch_rows=256)
 
 
+def found_by(search: Search) -> Found:
+    """The sources of the only target, narrowed down to tokens."""
+    return search.tried(0, search.narrowed(0, search.passages(0)))
+
+
 @pytest.mark.parametrize(
     ("planted", "logit_of", "sources"),
     [
@@ -184,7 +191,7 @@ def test_planted_sources_are_found(
     planted: dict[int, int], logit_of: Callable[[Set[int]], float], sources: list[int]
 ) -> None:
     search = planted_search(planted, logit_of, k=4)
-    found = search.run(0)
+    found = found_by(search)
     assert sorted(found.spans_K2.tolist()) == [[place, place + 1] for place in sources]
     left, total = (
         [search.effect_of([one], np.array([0])) for one in predictions]
@@ -197,10 +204,28 @@ def test_planted_sources_are_found(
     assert low < found.effects_K.min() and found.effects_K.max() < high
 
 
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_passages_are_tried_by_estimates_which_are_exact_if_tokens_tell_each_other_nothing(
+    num_layers: int, make_olmo: Callable[..., OLMo]
+) -> None:
+    """So it is in one layer: what a token tells others reaches no prediction."""
+    search = search_in(OLMoCausalLM(make_olmo(n_layers=num_layers)), TEXTS_4L % 48, LENGTHS, k=3)
+    passages = joined(search.passages(1))
+    estimated, exact = (search.tried(1, passages, is_exact=is_exact) for is_exact in (False, True))
+    assert len(passages) > 1 and estimated.short_loss == exact.short_loss
+    pairs = [*zip(estimated[:4], exact[:4], strict=True)]
+    pairs += [
+        [search.effect_of(found.with_sources, np.array([1])) for found in (estimated, exact)],
+        [search.effect_of(found.without, np.array([1])) for found in (estimated, exact)],
+    ]
+    are_equal = [np.allclose(one, other, atol=1e-5) for one, other in pairs]
+    assert all(are_equal) == (num_layers == 1)
+
+
 def test_sources_are_searched_in_a_text_that_does_not_evaluate_them() -> None:
     search = planted_search({63: 5}, lambda seen: 4.0 * (5 in seen), k=4)
     search.trial_swaps_BS[-1, 30] = 5  # there nothing is missed
-    assert search.run(0).spans_K2.tolist() == [[63, 64]]
+    assert found_by(search).spans_K2.tolist() == [[63, 64]]
 
 
 def test_spans_are_cut_to_what_is_needed_and_dropped_if_nothing_is() -> None:
@@ -218,7 +243,7 @@ def test_a_source_is_what_is_needed_together() -> None:
     planted = {11: 5, 42: 6, 43: 7, 44: 8}
     search = planted_search(planted, lambda seen: 2.0 * (5 in seen) + 3.0 * ({6, 7, 8} <= seen), k=3)
     assert 43 in search._groups_V2[:, 0]
-    assert search.run(0).spans_K2.tolist() == [[42, 45], [11, 12]]
+    assert found_by(search).spans_K2.tolist() == [[42, 45], [11, 12]]
 
 
 @pytest.mark.parametrize(
@@ -246,9 +271,9 @@ def test_behind_labels_alone_there_is_no_source_and_many_may_be_asked_for() -> N
     """A short chat may have nothing distant but what the template wrote."""
     planted = {place: 4 + place // 8 for place in range(8, 80, 8)}  # nine tokens, each elsewhere
     search = planted_search(planted, lambda seen: 6.0 * ({*planted.values()} <= seen), k=9)
-    assert sorted(search.run(0).spans_K2[:, 0].tolist()) == [*planted]
+    assert sorted(found_by(search).spans_K2[:, 0].tolist()) == [*planted]
     search.is_label_S[:] = True
-    found = search.run(0)
+    found = found_by(search)
     assert found.spans_K2.shape == (0, 2) and len(found.effects_K) == 0
     left, total = (search.effect_of(of, np.array([0])) for of in (found.with_sources, found.without))
     assert total == pytest.approx(left) and left > 0.1
@@ -260,7 +285,7 @@ def test_what_remains_is_a_mean_over_the_trials_alone() -> None:
     search.trial_swaps_BS[-1, 30:32] = [5, 7]
     whole, half = (np.exp(logit) / (np.exp(logit) + 15) for logit in (6, 3))
     divergence_of_one = whole * np.log(whole / half) + (1 - whole) * np.log((1 - whole) / (1 - half))
-    assert search.run(0).remaining_K == pytest.approx([divergence_of_one / 2, 0], abs=1e-5)
+    assert found_by(search).remaining_K == pytest.approx([divergence_of_one / 2, 0], abs=1e-5)
 
 
 @pytest.mark.parametrize(
