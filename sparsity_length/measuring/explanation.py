@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
+from functools import cache
 from os.path import commonprefix
 from typing import Any, Literal, NamedTuple
 
@@ -576,33 +577,33 @@ def _searched(
     search.prefixes  # noqa: B018, which are read now, as the time of one prediction is told from here on
     begin = explanation.first_token
     targets: dict[int, dict[str, Any]] = {}
-    passages: list[np.ndarray] = []
+    passages = cache(search.passages)
 
-    def found(number: int, *, is_narrowed: bool) -> Found:
-        if search.is_exact:
-            return search.tried(number, search.largest(number))
-        if is_narrowed:
-            return search.tried(number, search.narrowed(number, passages[number]))
-        passages.append(search.passages(number))
-        return search.tried(number, joined(passages[number]), is_exact=False)
+    def of_largest(number: int) -> Found:
+        return search.tried(number, search.largest(number))
+
+    def of_passages(number: int) -> Found:
+        return search.tried(number, joined(passages(number)), is_exact=False)
+
+    def of_narrowed(number: int) -> Found:
+        return search.tried(number, search.narrowed(number, passages(number)))
 
     # First something of each prediction, however slow the machine is.
-    for is_narrowed in [True] if search.is_exact else [False, True]:
+    steps = {"passage": of_passages, "prediction": of_narrowed}
+    for noun, found in ({"prediction": of_largest} if search.is_exact else steps).items():
         begun = time.monotonic()
-        places = targets_N if search.is_exact or not is_narrowed else targets_N[: len(passages)]
-        noun = "prediction" if is_narrowed else "passage"
-        for number, place in enumerate(progress(places.tolist(), "explain", noun)):
+        for number, place in enumerate(progress(targets_N.tolist(), "explain", noun)):
             if number and not clock.has_room((time.monotonic() - begun) / number):
                 break
             if targets or must_end:
                 search.model.before_pass = clock.before_pass
             try:
-                of_target = found(number, is_narrowed=is_narrowed)
+                of_target = found(number)
             except OutOfTimeError:
                 break
             end = place + (1 if search.weights_Q is None else len(explanation.losses))
             told = _target(search, number, of_target, text, tokenizer, begin, begin + place, begin + end)
-            targets[place] = told | {"is_narrowed": is_narrowed}
+            targets[place] = told | {"is_narrowed": found is not of_passages}
             facts = {**explanation.facts, "num_forward_tokens": clock.num_rows}
             in_order = [targets[place] for place in sorted(targets)]
             explanation = replace(explanation, facts=facts, targets=in_order)
@@ -610,12 +611,12 @@ def _searched(
     num_narrowed = sum(target["is_narrowed"] for target in targets.values())
     if num_narrowed < len(targets_N):
         logger.warning(
-            "in %.0f seconds the sources of %d of %d predictions were narrowed to words, and passages with"
-            " those of %d more were found; --budget gives more time",
+            "in %.0f seconds %d of %d predictions got sources, of which %d are narrowed down; --budget gives"
+            " more time",
             clock.seconds,
-            num_narrowed,
+            len(targets),
             len(targets_N),
-            len(targets) - num_narrowed,
+            num_narrowed,
         )
     return explanation
 

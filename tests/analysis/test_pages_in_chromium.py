@@ -243,10 +243,11 @@ def test_what_is_not_explained_comes_with_its_command(
     monkeypatch.setattr("sparsity_length.measuring.settings.Explaining.seconds", 1e-9)
     pages: list[explained.Explanation] = []
     explain(TEXT, model, short_context_length=4, show=pages.append)
-    for number, found in enumerate(pages):
+    assert [len(found.targets) for found in pages] == [0, 1]
+    for found in pages:
         found.save(tmp_path / "page.html", COMMAND)
         with opened(browser, tmp_path / "page.html") as page:
-            assert f"{number} of 12" in page.locator("#missing").inner_text()
+            assert "0 of 12 narrowed down to words" in page.locator("#missing").inner_text()
             assert f"{COMMAND} --targets 12 --budget" in page.locator("#missing code").inner_text()
             assert page.locator("#targets > li").count() == 12
             position = found.facts["wanted"][3]
@@ -256,7 +257,10 @@ def test_what_is_not_explained_comes_with_its_command(
             copied = page.evaluate("String(getSelection())").strip()
             assert copied.startswith(f"{COMMAND} --position {position} ")
             assert copied == page.locator("#card code").inner_text()
-    assert number == 1
+            for target in found.targets:  # with passages
+                page.locator(f'.token[data-position="{target["position"]}"]').click()
+                assert "Whole passages" in page.locator("#card").inner_text()
+                assert f"--position {target['position']} " in page.locator("#card code").inner_text()
 
 
 def test_on_a_phone_the_card_is_under_the_line(shown: Shown) -> None:
