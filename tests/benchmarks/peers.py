@@ -16,6 +16,7 @@ other methods have no setting that makes more of more time.
 All are evaluated by one measure, computed here with stock transformers and none of the tools: put as many of
 a tool's first distant tokens as `explain`'s sources hold into four contexts whose distant tokens are another
 text's, and count how much of the total effect, KL(full || swapped), they recover. Sums over all predictions.
+So it is done twice: with the passages that `explain` has first, and with what it narrows them down to.
 Loading a model is timed for `explain` only. Seconds are the processor's.
 """
 
@@ -46,9 +47,11 @@ from real_model import model_folder
 
 from sparsity_length import explain
 from sparsity_length.cli import Stage
+from sparsity_length.pages.explained import Explanation
 from sparsity_length.text.sources import first_passages
 
 NUM_SWAPPED = 4
+KEYS = ["method", "granularity"]
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +67,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--length", type=int, default=512, help="tokens of each text that are read")
     add("--targets", type=int, default=12, help="predictions explained per text")
+    add("--methods", nargs="+", help="such as 'inseq saliency' (default: all)")
     add("--out", type=Path, default=Path("peers.parquet"), help="a row per prediction and method")
 
 
@@ -133,6 +137,7 @@ def main(arguments: argparse.Namespace) -> None:
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # of captum
     stock = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     methods = methods_of(folder, stock, tokenizer)
+    methods = {name: methods[name] for name in arguments.methods or methods}
     passages = tokenizer("\n\n".join(first_passages(24 * arguments.length)))["input_ids"]
     others = torch.tensor(passages[: NUM_SWAPPED * arguments.length]).reshape(NUM_SWAPPED, -1)
     asked = {"targets": arguments.targets, "budget": 60 * arguments.targets}
@@ -140,37 +145,55 @@ def main(arguments: argparse.Namespace) -> None:
     for text in arguments.text:
         ids = tokenizer(text.read_text())["input_ids"][: arguments.length]
         started = time.process_time()
-        by_position = explain(tokenizer.decode(ids), folder, **asked).frame.groupby("position")
-        near = by_position["near_position"].first()
-        sources = {"explain": by_position.apply(tokens_of)}
-        seconds = {"explain": (time.process_time() - started) / len(near)}
+        shown: list[tuple[float, pd.DataFrame]] = []
+
+        def show(explanation: Explanation, shown: list[tuple[float, pd.DataFrame]] = shown) -> None:
+            shown.append((time.process_time(), explanation.frame))
+
+        explain(tokenizer.decode(ids), folder, **asked, show=show)
+        # First the losses, then passages of each prediction, then what is needed of them.
+        seconds = {}
+        sources = {}
+        for granularity, place in (("passages", arguments.targets), ("narrowed", -1)):
+            ended, frame = shown[place]
+            by_position = frame.groupby("position")
+            near = by_position["near_position"].first()
+            sources["explain", granularity] = by_position.apply(tokens_of)
+            seconds["explain", granularity] = (ended - started) / len(near)
         # A prompt that tokenizes otherwise when it ends at the prediction cannot be given to the other tools.
         positions = [p for p in near.index if tokenizer(tokenizer.decode(ids[:p]))["input_ids"] == ids[:p]]
         for method, scores_of in methods.items():
-            num_steps = max(1, round(seconds["explain"] / seconds.get("inseq saliency", 1)))
-            steps = {"n_steps": num_steps} if "integrated" in method else {}
-            started = time.process_time()
-            scores = {p: scores_of(ids, p, **steps) for p in positions}
-            seconds[method] = (time.process_time() - started) / len(positions)
-            assert [*map(len, scores.values())] == positions, f"{method} scores other tokens"
-            # The first token, an attention sink, is nobody's source.
-            sources[method] = {
-                p: sorted(range(1, near[p]), key=of.__getitem__, reverse=True)[: len(sources["explain"][p])]
-                for p, of in scores.items()
-            }
+            for granularity in ("passages", "narrowed"):
+                own = sources["explain", granularity]
+                has_steps = "integrated" in method
+                if has_steps or granularity == "passages":
+                    seconds_of_step = seconds.get(("inseq saliency", granularity), 1)
+                    num_steps = max(1, round(seconds["explain", granularity] / seconds_of_step))
+                    started = time.process_time()
+                    steps = {"n_steps": num_steps} if has_steps else {}
+                    scores = {p: scores_of(ids, p, **steps) for p in positions}
+                    took = (time.process_time() - started) / len(positions)
+                    assert [*map(len, scores.values())] == positions, f"{method} scores other tokens"
+                seconds[method, granularity] = took
+                # The first token, an attention sink, is nobody's source.
+                sources[method, granularity] = {
+                    p: sorted(range(1, near[p]), key=of.__getitem__, reverse=True)[: len(own[p])]
+                    for p, of in scores.items()
+                }
         for p in positions:
             in_place = [[], *(of[p] for of in sources.values())]
             total, *remaining = effects(stock, torch.tensor(ids[:p]), others[:, :p], near[p], in_place)
-            for method, left in zip(sources, remaining, strict=True):
-                row = {"text": text.name, "method": method, "position": p, "sources": sources[method][p]}
-                rows.append(row | {"total_effect": total, "remaining": left, "seconds": seconds[method]})
+            for key, left in zip(sources, remaining, strict=True):
+                named = dict(zip(KEYS, key, strict=True))
+                row = {"text": text.name, **named, "position": p, "sources": sources[key][p]}
+                rows.append(row | {"total_effect": total, "remaining": left, "seconds": seconds[key]})
     table = pd.DataFrame(rows)
     table.to_parquet(arguments.out, index=False)
-    by_method = table.groupby("method", sort=False)
+    by_method = table.groupby(KEYS, sort=False)
     sums = by_method[["remaining", "total_effect"]].sum()
     summary = by_method["seconds"].agg(seconds="mean", predictions="size")
     summary.insert(0, "recovered", 1 - sums["remaining"] / sums["total_effect"])
-    summary["tokens"] = table["sources"].map(len).groupby(table["method"]).mean()
+    summary["tokens"] = table.assign(tokens=table["sources"].map(len)).groupby(KEYS)["tokens"].mean()
     sys.stdout.write(f"{summary.round(3).to_string()}\n")
 
 
