@@ -9,12 +9,11 @@ distant tokens minus that with the text's own.
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from sparsity_length.figures.marked_bits import student
 from sparsity_length.results.read import Results
-from sparsity_length.results.statistics import Interval, interval_of_statistic, ratio
+from sparsity_length.results.statistics import Interval, decided, ratio_of_sums
 
 PLAIN = "plain"
 SCHEMES = {PLAIN: PLAIN, "YaRN × 2": "yarn", "stair positions": "stair"}
@@ -23,17 +22,16 @@ WITHIN = "within"
 """Results with chunks of a third of it, the last of which ends where the text does."""
 REPAIRS = 0.5
 """Share of plain's harm that a scheme shall repair."""
-COLUMNS = ["long_context_loss", "document_specific_gain"]
 
 
 def of_texts(folder: Path) -> pd.DataFrame:
     """A row per text that every run has, nats: `within`, and per scheme "loss SCHEME" and "gain SCHEME"."""
     target = ["model", "document_id", "target_position"]
-    rows = Results(folder / WITHIN).frame("loss_differences", [*target, COLUMNS[0]])
-    rows = rows.rename(columns={COLUMNS[0]: "within"})
+    within = Results(folder / WITHIN).frame("loss_differences", [*target, "long_context_loss"])
+    rows = within.rename(columns={"long_context_loss": "within"})
     for scheme, results in SCHEMES.items():
-        whole = Results(folder / results).frame("loss_differences", [*target, *COLUMNS])
-        names = dict(zip(COLUMNS, (f"loss {scheme}", f"gain {scheme}"), strict=True))
+        names = {"long_context_loss": f"loss {scheme}", "document_specific_gain": f"gain {scheme}"}
+        whole = Results(folder / results).frame("loss_differences", [*target, *names])
         rows = rows.merge(whole.rename(columns=names), on=target)
     return rows.drop(columns=["model", "target_position"]).groupby("document_id").mean()
 
@@ -45,19 +43,12 @@ def harms(texts: pd.DataFrame) -> dict[str, pd.Series]:
 
 def repaired(harm_of: Mapping[str, pd.Series], scheme: str) -> Interval:
     """The share of plain's harm that a scheme repairs."""
-
-    def share(sums_X2: np.ndarray) -> np.ndarray:
-        return 1 - ratio(sums_X2)
-
-    return interval_of_statistic([harm_of[name].to_numpy() for name in (scheme, PLAIN)], share)
+    plain = harm_of[PLAIN].to_numpy()
+    return ratio_of_sums(plain - harm_of[scheme].to_numpy(), plain)
 
 
 def verdict(harm_of: Mapping[str, pd.Series], scheme: str) -> str:
     """Whether a scheme repairs half or more of plain's harm; open if plain does none."""
     plain, share = student(harm_of[PLAIN]), repaired(harm_of, scheme)
-    if not plain.low <= 0 <= plain.high:
-        if share.low > REPAIRS:
-            return "supported"
-        if share.high < REPAIRS:
-            return "refuted"
-    return "inconclusive"
+    is_clear = not plain.low <= 0 <= plain.high
+    return decided(supported=is_clear and share.low > REPAIRS, refuted=is_clear and share.high < REPAIRS)

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from sparsity_length.figures import drawing
 from sparsity_length.figures.marked_bits import student
-from sparsity_length.figures.read import interval_columns
+from sparsity_length.figures.read import interval_columns, rows_where
 
 BINS = {"up to 64": 64, "64 to 128": 128, "128 to 256": 256, "256 to 512": 512}
 """Distances of the farthest cue -> their upper end, tokens."""
@@ -27,21 +27,19 @@ def cues_figure(plain: pd.DataFrame) -> Figure:
     figure, axes = drawing.panels(len(shown), 2.6)
     for ax, (title, (ending, positions)) in zip(axes, shown.items(), strict=True):
         for color, number in zip(drawing.graded(3), (1, 2, 4), strict=True):
-            cells = plain[(plain["task"] == f"cues_{number}{ending}") & (plain["positions"] == positions)]
-            means = cells.groupby("size")["excess_loss"].mean().reset_index()
-            if len(means):
-                words = drawing.counted(number, "cue")
-                drawing.draw_seeds(ax, cells, "size", "excess_loss", drawing.solid(color))
-                drawing.draw_line(ax, means["size"], means, "excess_loss", drawing.solid(color), words)
+            cells = rows_where(plain, task=f"cues_{number}{ending}", positions=positions)
+            means = cells.groupby("size")[["excess_loss"]].mean()
+            words = drawing.counted(number, "cue")
+            drawing.draw_seeds(ax, cells, "size", "excess_loss", drawing.solid(color))
+            drawing.draw_line(ax, means.index, means, "excess_loss", drawing.solid(color), words)
         sizes = sorted(plain["size"].unique())
         # Labels of all sizes would touch.
         drawing.length_axis(ax, {*sizes[::3], sizes[-1]}, "length (tokens)")
         ax.set(title=title, yscale="log")
         ax.yaxis.set_major_formatter("{x:g}")
     axes[0].set_ylabel("excess loss (nats)")
-    longest = plain[
-        (plain["size"] == plain["size"].max()) & plain["task"].isin(["cues_1", "cues_2", "cues_4"])
-    ]
+    longest = rows_where(plain, size=plain["size"].max())
+    longest = longest[longest["task"].isin(["cues_1", "cues_2", "cues_4"])]
     loss = longest.groupby("positions")["excess_loss"].mean()
     title = "How does the loss grow with length if 1, 2 or 4 cues decide?"
     if {"pose", "contiguous"} <= set(loss.index):
@@ -68,22 +66,20 @@ def distances_figure(examples: pd.DataFrame) -> Figure:
     cells = examples.assign(distance=bins).groupby(["task", "distance", "seed"], observed=True)
     # A mean per seed first: the interval is over trainings, and the examples of one model share its own.
     means = cells["excess_loss"].mean().reset_index()
-    excess = {}
     for color, number in zip(drawing.graded(3), (1, 2, 4), strict=True):
-        of_bins = means[means["task"] == f"cues_{number}"].groupby("distance", observed=True)
+        of_bins = rows_where(means, task=f"cues_{number}").groupby("distance", observed=True)
         line = pd.DataFrame(
             [interval_columns("excess_loss", student(of_bin["excess_loss"])) for _, of_bin in of_bins]
         )
         words = drawing.counted(number, "cue")
-        excess[number] = drawing.draw_line(
-            ax, range(len(line)), line, "excess_loss", drawing.solid(color), words
-        )
+        drawing.draw_line(ax, range(len(line)), line, "excess_loss", drawing.solid(color), words)
     ax.set_xticks(range(len(BINS)), list(BINS))
     ax.set(xlabel="distance of the farthest cue (tokens)", ylabel="excess loss (nats)")
+    excess = rows_where(means, distance=list(BINS)[-1]).groupby("task")["excess_loss"].mean()
     drawing.put_title(
         figure,
-        f"With the farthest cue {list(BINS)[-1]} tokens away, four cues cost {excess[4]:.2f} nats, one"
-        f" {excess[1]:.2f}",
+        f"With the farthest cue {list(BINS)[-1]} tokens away, four cues cost"
+        f" {excess['cues_4']:.2f} nats, one {excess['cues_1']:.2f}",
         f"{examples['seed'].nunique()} seeds, {len(examples):,} examples",
         "trained at 64 tokens, tested at 64 to 512, plain IDs",
         "bars: 95% over seeds",

@@ -38,20 +38,28 @@ from sparsity_length.figures import drawing
 from sparsity_length.figures.reach import PLAIN, YARN
 from sparsity_length.figures.read import (
     interval_columns,
-    interval_of,
     interval_over_documents,
     mean_columns,
+    rows_where,
     sample_counts,
+    summarized,
 )
-from sparsity_length.figures.slopes import SPARSITY, Design, Row, pseudo_values, single, spline, straight
+from sparsity_length.figures.slopes import (
+    KEYS,
+    RULE,
+    SPARSITY,
+    Design,
+    Row,
+    controls_of,
+    pseudo_values,
+    single,
+)
 from sparsity_length.measuring.settings import NEAR, Placement
 from sparsity_length.results.read import Results
 from sparsity_length.results.schemas import DIVERGENCE, OWN
-from sparsity_length.results.statistics import Interval, ratio_of_sums
+from sparsity_length.results.statistics import Interval, decided, ratio_of_sums
 from sparsity_length.text.folder import TokenizedData
 
-KEYS = ["document_id", "target_position"]
-RULE = "leave_one_out_divergence"
 BY_REMOVAL = "mean_log2_k_by_removal"
 """The second predictor: of an earlier study, in which distant tokens were removed, not swapped."""
 HALVES = ["mean_log2_k_first", "mean_log2_k_second"]
@@ -67,7 +75,6 @@ LEAST_EFFECT = 0.1
 """Total effect, and worth of the distant context, below which a share says little, nats."""
 FEWEST_TEXTS = 24
 """Texts that the first predictor needs to decide; with fewer, the second decides."""
-WINSORIZED = 0.02
 CONTROLS = ("log_total_effect", "entropy")
 SPLINES = (*CONTROLS, "log_worth")
 """Controls whose effect need not be straight; the last is one of robustness alone."""
@@ -76,7 +83,6 @@ SPLINES = (*CONTROLS, "log_worth")
 class Outcome(NamedTuple):
     """A regression that decides."""
 
-    words: str
     sign: int
     """Sign of the slope that the claim predicts."""
     smallest: float
@@ -87,7 +93,7 @@ class Outcome(NamedTuple):
 
 def _winsorized(values: pd.Series) -> pd.Series:
     """Values beyond the 2nd and 98th percentiles moved to these."""
-    return values.clip(*values.quantile([WINSORIZED, 1 - WINSORIZED]))
+    return values.clip(*values.quantile([0.02, 0.98]))
 
 
 def kept_at(gap: int, targets: pd.DataFrame) -> pd.Series:
@@ -110,9 +116,9 @@ TRAINED = "trained"
 UNSEEN = "unseen"
 READABLE = "readable"
 OUTCOMES = {
-    TRAINED: Outcome("share kept at 2,048", -1, 0.02, partial(kept_at, 2048)),
-    UNSEEN: Outcome("fall from 4,096 to 9,216, over its mean", 1, 0.1, partial(fall, 4096, 9216)),
-    READABLE: Outcome("gain by YaRN at 9,216", 1, 0.0, partial(gained, 9216)),
+    TRAINED: Outcome(-1, 0.02, partial(kept_at, 2048)),
+    UNSEEN: Outcome(1, 0.1, partial(fall, 4096, 9216)),
+    READABLE: Outcome(1, 0.0, partial(gained, 9216)),
 }
 
 
@@ -136,16 +142,14 @@ def moved_targets(
     tables = []
     for rope, results in measured.items():
         rows = Results(results).frame("length_interference")
-        distant = set(rows["distant_document_id"].dropna())
-        rows = rows[~rows["document_id"].isin(distant)]
-        place = rows["placement"].map({name: _place(name) for name in rows["placement"].unique()})
-        by_place = rows.assign(place=place).rename(columns={"divergence": "KL"})
+        rows = rows[~rows["document_id"].isin(rows["distant_document_id"].dropna())]
+        by_place = rows.assign(place=rows["placement"].map(_place)).rename(columns={"divergence": "KL"})
         for name in ("KL", "loss"):
             # Of swapped contexts the mean.
             wide = by_place.pivot_table(name, KEYS, "place", sort=False)
             tables.append(wide.add_prefix(f"{name} {rope} "))
         if rope == PLAIN:
-            tables.append(rows[rows["placement"] == NEAR].set_index(KEYS)[["entropy"]])
+            tables.append(rows_where(rows, placement=NEAR).set_index(KEYS)[["entropy"]])
     targets = pd.concat(tables, axis=1, join="inner").astype("float64")
     targets["log_total_effect"] = np.log(targets[f"KL {PLAIN} {SWAPPED}"])
     targets["log_worth"] = np.log(targets[f"KL {PLAIN} {NEAR}"])
@@ -197,7 +201,7 @@ def _by_removal(earlier: pd.DataFrame) -> pd.Series:
     """`mean_log2_k` by removal, of the share of the KL that tokens beside the short context recover."""
     from sparsity_length.measuring.sparsity import mean_log2_k  # late: it loads torch
 
-    rows = earlier[(earlier["rule"] == RULE) & (earlier["distant_context"] == OWN)]
+    rows = rows_where(earlier, rule=RULE, distant_context=OWN)
     shares = 1 - rows["sparse_context_divergence"] / rows["short_context_divergence"]
     by_k = rows.assign(share=shares).pivot(index=KEYS, columns="k", values="share")
     # The largest k is all distant tokens of a chunk's first target.
@@ -245,12 +249,6 @@ def predictor_of(targets: pd.DataFrame) -> str:
     return SPARSITY if has_first else BY_REMOVAL
 
 
-def controls_of(targets: pd.DataFrame, names: Sequence[str] = CONTROLS) -> np.ndarray:
-    """Controls of these names: float64 [T, C]."""
-    splines = [spline(targets[name]) for name in names if name in SPLINES]
-    return np.hstack([*splines, straight(targets, [name for name in names if name not in SPLINES])])
-
-
 def slope(
     values: Callable[[pd.DataFrame], pd.Series],
     predictor: str,
@@ -258,10 +256,10 @@ def slope(
     controls: Sequence[str] = CONTROLS,
 ) -> Row:
     """The slope of an outcome per doubling of the tokens needed, with CR2's interval, as columns `slope`."""
-    outcome = values(targets)
     regressors_T1 = targets[[predictor]].to_numpy(dtype="float64")
-    design = Design(regressors_T1, controls_of(targets, controls), targets["document_id"].to_numpy())
-    return single(design.least_squares(outcome.to_frame()))
+    controls_TC = controls_of(targets, controls, SPLINES)
+    design = Design(regressors_T1, controls_TC, targets["document_id"].to_numpy())
+    return single(design.least_squares(values(targets).to_frame()))
 
 
 def jackknifed(
@@ -279,10 +277,12 @@ def jackknifed(
     return interval_columns("slope", Interval(estimate, estimate - half, estimate + half))
 
 
-def p_value(found: Interval, num_documents: int, sign: int, smallest: float) -> float:
-    """Two-sided p-value of a slope beyond the SESOI on the side of `sign`; Student's."""
-    error = (found.high - found.low) / 2 / t.ppf(0.975, num_documents - 1)
-    return float(min(1, 2 * t.sf((sign * found.estimate - smallest) / error, num_documents - 1)))
+def p_value(row: Row) -> float:
+    """Two-sided p-value of a slope beyond the SESOI on the claimed side; Student's."""
+    sign, smallest, _ = OUTCOMES[row["outcome"]]
+    degrees_of_freedom = row["num_documents"] - 1
+    error = (row["slope_high"] - row["slope_low"]) / 2 / t.ppf(0.975, degrees_of_freedom)
+    return float(min(1, 2 * t.sf((sign * row["slope"] - smallest) / error, degrees_of_freedom)))
 
 
 def slopes(targets: pd.DataFrame, predictor: str) -> pd.DataFrame:
@@ -291,13 +291,11 @@ def slopes(targets: pd.DataFrame, predictor: str) -> pd.DataFrame:
     Args:
         targets: of `known_targets`.
     """
-    rows = list[Row]()
-    for name, outcome in OUTCOMES.items():
-        found = jackknifed(outcome.values, predictor, targets)
-        counts = sample_counts(targets)
-        p = p_value(interval_of(found, "slope"), counts["num_documents"], outcome.sign, outcome.smallest)
-        rows.append({"outcome": name, **found, "p_value": p, **counts})
-    table = pd.DataFrame(rows)
+    table = pd.DataFrame(
+        {"outcome": name, **jackknifed(outcome.values, predictor, targets), **sample_counts(targets)}
+        for name, outcome in OUTCOMES.items()
+    )
+    table["p_value"] = [p_value(row) for row in table.to_dict("records")]
     # The third is a condition, not a test of its own.
     table["holm_p_value"] = pd.Series(multipletests(table["p_value"][:2], method="holm")[1])
     return table.assign(word=[_word(row) for row in table.to_dict("records")])
@@ -309,21 +307,22 @@ def _word(row: Row) -> str:
     Supported: beyond the SESOI on the claimed side, by Holm if two are tested. Refuted: within
     the SESOI, or on the other side of 0.
     """
-    _, sign, smallest, _ = OUTCOMES[row["outcome"]]
+    sign, smallest, _ = OUTCOMES[row["outcome"]]
     low, high = sorted([sign * row["slope_low"], sign * row["slope_high"]])
     p = row["p_value"] if np.isnan(row["holm_p_value"]) else row["holm_p_value"]
-    if low > smallest and p <= 0.05:
-        return "supported"
-    is_inside = -smallest < low and high < smallest
-    return "refuted" if is_inside or high < 0 else "inconclusive"
+    return decided(
+        supported=low > smallest and p <= 0.05,
+        refuted=(-smallest < low and high < smallest) or high < 0,
+    )
 
 
 def verdict(table: pd.DataFrame) -> str:
     """The claim by the rule written before, of `slopes`: "supported", "refuted" or "inconclusive"."""
     words = dict(zip(table["outcome"], table["word"], strict=True))
-    if words[TRAINED] == words[UNSEEN] == words[READABLE] == "supported":
-        return "supported"
-    return "refuted" if words[TRAINED] == words[UNSEEN] == "refuted" else "inconclusive"
+    return decided(
+        supported=set(words.values()) == {"supported"},
+        refuted=words[TRAINED] == words[UNSEEN] == "refuted",
+    )
 
 
 def deciding(targets: pd.DataFrame) -> tuple[pd.DataFrame, str]:
@@ -365,21 +364,21 @@ def curves(targets: pd.DataFrame, by: Sequence[str] = ()) -> pd.DataFrame:
         rope, gap, `by`; kept_KL and kept_loss (ratios of sums), kept (mean of shares clipped to [0, 1]), each
         with its interval; counts.
     """
-    rows = list[Row]()
-    groups = targets.groupby(list(by), observed=True) if by else [((), targets)]
-    for key, of in groups:
-        for column in [name for name in map(str, targets) if name.startswith("kept ")]:
-            _, rope, gap = column.split(" ")
-            numbers = mean_columns(of.assign(kept=of[column].clip(0, 1)), "kept")
+    tables = []
+    for column in map(str, targets.filter(regex="^kept ")):
+        _, rope, gap = column.split(" ")
+
+        def numbers(of: pd.DataFrame, rope: str = rope, gap: str = gap) -> Row:
+            columns = mean_columns(of.assign(kept=of[f"kept {rope} {gap}"].clip(0, 1)), "kept")
             for name in ("KL", "loss"):
-                values = {place: of[f"{name} {rope} {place}"] for place in ("0", gap, NEAR)}
-                kept = interval_over_documents(
-                    of["document_id"], values[NEAR] - values[gap], values[NEAR] - values["0"]
-                )
-                numbers |= interval_columns(f"kept_{name}", kept)
-            place: Row = {"rope": rope, "gap": int(gap), **dict(zip(by, key, strict=True))}
-            rows.append({**place, **numbers, **sample_counts(of)})
-    return pd.DataFrame(rows).sort_values(["rope", "gap", *by], ignore_index=True)
+                near, there, at_0 = (of[f"{name} {rope} {place}"] for place in (NEAR, gap, "0"))
+                kept = interval_over_documents(of["document_id"], near - there, near - at_0)
+                columns |= interval_columns(f"kept_{name}", kept)
+            return columns
+
+        at_gap = targets.assign(rope=rope, gap=int(gap))
+        tables.append(summarized(at_gap, ["rope", "gap", *by], numbers))
+    return pd.concat(tables).sort_values(["rope", "gap", *by], ignore_index=True)
 
 
 def in_parts(targets: pd.DataFrame, predictor: str, parts: int) -> pd.DataFrame:
@@ -397,20 +396,20 @@ PANELS = {PLAIN: "plain RoPE, trained to 8,192", YARN: "YaRN × 2, untrained"}
 def moved_figure(targets: pd.DataFrame, predictor: str) -> Figure:
     """Share kept against the gap, a panel per scaling, a line per half of the tokens needed."""
     table = curves(in_parts(targets, predictor, len(LOOKS)), ["part"])
-    figure, axes = drawing.panels(len(PANELS), 2.6, sharey=True)
+    figure, axes = drawing.panels(len(PANELS), 2.6)
     for ax, (rope, title) in zip(axes, PANELS.items(), strict=True):
         for part, (words, look) in LOOKS.items():
-            line = table[(table["rope"] == rope) & (table["part"] == part)]
+            line = rows_where(table, rope=rope, part=part)
             drawing.draw_line(ax, line["gap"], line, "kept", look, words, scale=100)
         drawing.shade(ax, 0, 8192 - 1024)  # where the last of 1,024 tokens has a trained ID
         ax.set(title=title, xlabel="gap, position IDs", ylim=(0, None), xticks=[0, 4096, 8192])
         ax.xaxis.set_major_formatter("{x:,.0f}")
     axes[0].set(ylabel="distant context's worth, % kept")
-    plain = curves(targets).set_index(["rope", "gap"])["kept"]
+    kept = curves(targets).set_index(["rope", "gap"])["kept"]
     drawing.put_title(
         figure,
-        f"Moved 2,048 position IDs away, predictions keep {plain[PLAIN, 2048]:.0%} of what distant text is"
-        f" worth (mean clipped share); at 9,216 {plain[PLAIN, 9216]:.0%}, with YaRN {plain[YARN, 9216]:.0%}",
+        f"Moved 2,048 position IDs away, predictions keep {kept[PLAIN, 2048]:.0%} of what distant text is"
+        f" worth (mean clipped share); at 9,216 {kept[PLAIN, 9216]:.0%}, with YaRN {kept[YARN, 9216]:.0%}",
         drawing.sample_size(table),
         "mean of shares clipped to 0 to 100%",
         drawing.BARS,

@@ -12,13 +12,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sparsity_length.figures import drawing
-from sparsity_length.figures.read import interval_columns, interval_of, sample_counts
-from sparsity_length.figures.slopes import Row, Slopes, contrast
+from sparsity_length.figures.read import interval_columns, interval_of, rows_where, sample_counts
+from sparsity_length.figures.slopes import KEYS, Row, Slopes, contrast
 
-KEYS = ["document_id", "target_position"]
 SHORT = "short_context_models"
 LONG = "long_context_models"
-ROLES = (SHORT, LONG)
 # 32@192: the near tokens begin at ID 192 rather than 32. 192/32: six tokens stand at each of 32 IDs.
 CONDITIONS = {"trained": "32", "distance only": "32@192", "number only": "192/32", "both": "192"}
 """Condition -> its placement, near context 32."""
@@ -26,7 +24,7 @@ CONDITIONS = {"trained": "32", "distance only": "32@192", "number only": "192/32
 
 def values_of(placed: pd.DataFrame, near: int, placement: str, role: str) -> pd.DataFrame:
     """One row per target, in the order of the keys, and one column per model, nats."""
-    rows = placed[(placed["near_context_length"] == near) & (placed["placement"] == placement)]
+    rows = rows_where(placed, near_context_length=near, placement=placement)
     values = np.stack(rows[role].to_list())
     index = pd.MultiIndex.from_frame(rows[KEYS])
     return pd.DataFrame(values, index, [f"{role} {number}" for number in range(values.shape[1])]).sort_index()
@@ -39,7 +37,7 @@ def of_conditions(placed: pd.DataFrame) -> pd.DataFrame:
     interference. `share` is that of the condition "both".
     """
     rows = list[Row]()
-    for kind, role in product(("own", "swap"), ROLES):
+    for kind, role in product(("own", "swap"), (SHORT, LONG)):
         of = {name: values_of(placed, 32, f"{kind}:{word}", role) for name, word in CONDITIONS.items()}
         # A KL is already measured from the near tokens alone; a loss needs something to rise from.
         base = of["trained"] if kind == "own" else 0.0
@@ -72,13 +70,13 @@ def mean_over_models(values: pd.DataFrame) -> Row:
 
 def figure(table: pd.DataFrame) -> Figure:
     """Effects of distance and number: one panel per text, one bar per condition and role."""
-    figure, axes = drawing.panels(2, 2.3, sharey=True)
+    figure, axes = drawing.panels(2, 2.3)
     names = list(CONDITIONS)
     titles = {"own": "rise of the loss on the text itself", "swap": "interference of another text (KL)"}
     looks = {SHORT: ("short-context models", drawing.GREEN), LONG: ("long-context models", "#B5B5B5")}
     for ax, (kind, title) in zip(axes, titles.items(), strict=True):
         for place, (role, (words, color)) in enumerate(looks.items()):
-            rows = table[(table["text"] == kind) & (table["role"] == role)].set_index("condition").loc[names]
+            rows = rows_where(table, text=kind, role=role).set_index("condition").loc[names]
             errors = [rows["value"] - rows["value_low"], rows["value_high"] - rows["value"]]
             heights = np.arange(len(names)) + 0.4 * place
             ax.barh(heights, rows["value"], 0.38, color=color, label=words, xerr=errors)
@@ -86,7 +84,7 @@ def figure(table: pd.DataFrame) -> Figure:
     axes[0].set_yticks(np.arange(len(names)) + 0.2, names)
     axes[0].invert_yaxis()
     axes[1].legend(loc="center right")
-    share = table[table["role"] == SHORT].set_index(["text", "condition"])["share"]
+    share = rows_where(table, role=SHORT).set_index(["text", "condition"])["share"]
     drawing.put_title(
         figure,
         f"Unseen distance alone causes {share['own', 'distance only']:.0%} of the rise in loss and"

@@ -170,14 +170,10 @@ def sample_size(rows: pd.DataFrame) -> str:
 
 # points
 _TITLE_SIZE = 11
-_SUBTITLE_SIZE = 8.5
 _LABEL_SIZE = 9
 _SMALL: dict[str, Any] = {"fontsize": _LABEL_SIZE, "color": GREY}
 _LEADING = 1.3
 """Height of a line, of its font's."""
-# characters of a line as wide as the page
-_TITLE_WIDTH = 72
-_SUBTITLE_WIDTH = 98
 
 
 def put_title(figure: Figure, title: str, *parts: str) -> None:
@@ -188,11 +184,12 @@ def put_title(figure: Figure, title: str, *parts: str) -> None:
     """
     for ax in figure.axes:
         _label_line_ends(figure, ax)
-    above = textwrap.fill(title, _TITLE_WIDTH)
-    below = textwrap.fill("; ".join(filter(None, parts)), _SUBTITLE_WIDTH)
+    # So many characters are as wide as the page.
+    above = textwrap.fill(title, 72)
+    below = textwrap.fill("; ".join(filter(None, parts)), 98)
     shared: dict[str, Any] = {"x": 0.01, "ha": "left"}
     figure.suptitle(above, fontsize=_TITLE_SIZE, weight="bold", **shared)
-    figure.supxlabel(below, fontsize=_SUBTITLE_SIZE, color=GREY, **shared)
+    figure.supxlabel(below, fontsize=8.5, color=GREY, **shared)
     # The constrained layout takes the text's room from the axes. The figure grows by as much, in inches of 72
     # points, so that the axes keep their height; each text has one line more than it has line breaks.
     num_lines = above.count("\n") + below.count("\n") + 2
@@ -209,27 +206,23 @@ def draw_line(
     *,
     band: bool = False,
     scale: float = 1,
-) -> float:
+) -> None:
     """A line of means, one of `rows` at each x, ascending, with the bars, or the band, of their intervals.
 
     The interval is in the columns `<value>_low` and `<value>_high`; without them none is drawn. `put_title`
-    writes the name beside the line's end. All is multiplied by `scale`: 100 for percent.
-
-    Returns:
-        The last mean as drawn.
+    writes the name beside the line's end. All is multiplied by `scale`: 100 for percent. No rows, no line.
     """
     places = np.asarray(list(x), dtype=float)
     # Ends that are absent become NaN, for which matplotlib draws no bar.
-    columns = rows.reindex(columns=[value, f"{value}_low", f"{value}_high"]).to_numpy(float)
-    values, low, high = scale * columns.T
+    columns = rows.reindex(columns=[value, f"{value}_low", f"{value}_high"])
+    values, low, high = scale * columns.to_numpy(float).T
     if band:
         line = ax.plot(places, values, **style)[0]
         ax.fill_between(places, low, high, color=style["color"], alpha=0.15, linewidth=0)
     else:
-        errors = np.array([values - low, high - values])
+        errors = (values - low, high - values)
         line = ax.errorbar(places, values, yerr=errors, elinewidth=0.9, **style)[0]
     line.set_label(name)
-    return float(values[-1])
 
 
 def draw_seeds(
@@ -245,10 +238,13 @@ def _label_line_ends(figure: Figure, ax: Axes) -> None:
 
     Lines of one name are named once, at the end of the last.
     """
-    named = {str(line.get_label()): line for line in ax.lines}
+    named = {str(line.get_label()): line for line in ax.lines if np.size(line.get_xdata())}
     # A line that nobody named is called _child0 or the like by matplotlib.
-    named = {name: line for name, line in named.items() if name and not name.startswith("_")}
-    ends = {name: np.asarray(line.get_xydata())[-1] for name, line in named.items()}
+    ends = {
+        name: np.asarray(line.get_xydata())[-1]
+        for name, line in named.items()
+        if name and not name.startswith("_")
+    }
     shown = sorted((name for name in ends if np.isfinite(ends[name][1])), key=lambda name: ends[name][1])
     if not shown:
         return
@@ -311,7 +307,6 @@ def shade(ax: Axes, start: float, end: float) -> None:
 
 
 _DOTS_AN_INCH = 200
-_PAGE_WIDTH = 7.0  # inches
 _FIGURES: dict[str, Any] = {
     "font.size": 9.5,
     "axes.titlesize": 9.5,
@@ -331,12 +326,16 @@ _FIGURES: dict[str, Any] = {
 }
 
 
-def panels(num_columns: int, height: float, **subplots: Any) -> tuple[Figure, np.ndarray]:
-    """A figure of panels, as wide as a page and `height` inches high, and its Axes; one vertical scale."""
+def panels(num_columns: int, height: float, *, sharey: bool = True) -> tuple[Figure, np.ndarray]:
+    """A figure of panels, as wide as a page and `height` inches high, and its Axes.
+
+    `sharey`: they have one vertical scale.
+    """
     # Not in an `rc_context`: saving, long after this returns, still reads some of them (pdf.fonttype).
     plt.style.use(_FIGURES)
-    shape: dict[str, Any] = {"figsize": (_PAGE_WIDTH, height), "layout": "constrained", "squeeze": False}
-    figure, axes = plt.subplots(1, num_columns, **shape | {"sharey": True} | subplots)
+    figure, axes = plt.subplots(
+        1, num_columns, sharey=sharey, squeeze=False, figsize=(7.0, height), layout="constrained"
+    )
     return figure, axes.ravel()
 
 

@@ -29,6 +29,7 @@ from sparsity_length.figures.read import (
 )
 from sparsity_length.figures.slopes import (
     FEWEST_DOCUMENTS,
+    KEYS,
     LEAST_DIVERGENCE,
     SPARSITY,
     Row,
@@ -42,7 +43,6 @@ from sparsity_length.results.read import Results
 from sparsity_length.results.schemas import DIVERGENCE
 from sparsity_length.text.folder import MANIFEST_FILE, training_token_counts
 
-KEYS = ["document_id", "target_position"]
 MEASURED = "long_context_loss"
 Trainings = Mapping[str, Sequence[str]]
 """How short-context models were trained, in words -> the seeds."""
@@ -61,12 +61,13 @@ def outcome_targets(sparsity: pd.DataFrame, losses: pd.DataFrame, models: Sequen
         evaluators' mean loss_difference and long_context_loss, nats), position (tokens), token_id,
         "long_context_loss of MODEL" (nats).
     """
-    found = sparsity.pivot(index=KEYS, columns="evaluator", values=SPARSITY).astype("float64")
+    needed = sparsity.pivot(index=KEYS, columns="evaluator", values=SPARSITY).astype("float64")
     stakes = sparsity.pivot(index=KEYS, columns="evaluator", values="gain").astype("float64")
-    found = found.add_prefix(f"{SPARSITY} of ")
     # The controls take the evaluators' mean; the threshold takes their least, so that there is enough to
     # recover for each.
-    found = found.assign(divergence=stakes.mean(axis=1), least_divergence=stakes.min(axis=1))
+    found = needed.add_prefix(f"{SPARSITY} of ").assign(
+        divergence=stakes.mean(axis=1), least_divergence=stakes.min(axis=1)
+    )
     of_evaluators = losses[losses["model"].isin(sparsity["evaluator"])]
     held = of_evaluators.groupby(KEYS).agg(
         gain=("loss_difference", "mean"),
@@ -79,8 +80,9 @@ def outcome_targets(sparsity: pd.DataFrame, losses: pd.DataFrame, models: Sequen
     outcomes = of_models.pivot(index=KEYS, columns="model", values=MEASURED).astype("float64")
     # Only targets that every model was measured on, so that each gap is between the same models.
     known = held.join(outcomes.add_prefix(f"{MEASURED} of ")).dropna()
-    what = f"targets with {SPARSITY} and with {MEASURED}"
-    return joined_on_common(found.reset_index(), known.reset_index(), KEYS, what)
+    return joined_on_common(
+        found.reset_index(), known.reset_index(), KEYS, f"targets with {SPARSITY} and with {MEASURED}"
+    )
 
 
 def compared_models(
@@ -164,12 +166,11 @@ def gap_slope(targets: pd.DataFrame, *, short: Sequence[str], long: Sequence[str
     sparsity = of_each(known, SPARSITY)
     # Above the diagonal, each pair of evaluators appears once.
     pairs = np.triu_indices(sparsity.shape[1], 1)
-    found = design_of(known).least_squares(of_each(known, MEASURED))
     return {
         **sample_counts(known),
         "num_left_out": len(targets) - len(known),
         "spearman": float(sparsity.corr("spearman").to_numpy()[pairs].mean()),
-        **contrast(found, short, long),
+        **contrast(design_of(known).least_squares(of_each(known, MEASURED)), short, long),
     }
 
 

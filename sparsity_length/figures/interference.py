@@ -28,15 +28,20 @@ from statsmodels.genmod.generalized_linear_model import GLM
 from statsmodels.stats.multitest import multipletests
 
 from sparsity_length.figures import drawing
-from sparsity_length.figures.read import interval_over_documents, mean_columns, rows_by, sample_counts
-from sparsity_length.figures.slopes import SPARSITY, Design, Row, full_rank, single, spline, straight
+from sparsity_length.figures.read import (
+    interval_over_documents,
+    mean_columns,
+    rows_by,
+    rows_where,
+    sample_counts,
+)
+from sparsity_length.figures.slopes import KEYS, RULE, SPARSITY, Design, Row, controls_of, full_rank, single
 from sparsity_length.measuring.settings import NEAR, Placement
 from sparsity_length.results.read import Results
-from sparsity_length.results.statistics import Interval
+from sparsity_length.results.schemas import DIVERGENCE
+from sparsity_length.results.statistics import Interval, decided
 from sparsity_length.text.folder import TokenizedData, training_token_counts
 
-KEYS = ["document_id", "target_position"]
-RULE = "leave_one_out_divergence"
 # Distant tokens stand at the IDs 0 to 511. Distances to them run from 10,241 to 11,263 here, none of which
 # training to 8,192 has seen; from 7,169 to 8,191 in the control, all of which it has.
 PRIMARY = "swap:512@10752"
@@ -88,9 +93,10 @@ def interference_targets(measured: Path, needed: Path | None, data: TokenizedDat
     # A distant text of the same source twice would be two rows a cell: the mean of them.
     targets = targets.join(rows[rows["placement"] != NEAR].pivot_table("value", KEYS, "condition"))
     if needed is not None:
-        sparsity = Results(needed).frame("dependency_sparsity", only={"rule": [RULE]})
-        of_kl = sparsity[sparsity["criterion"] == "divergence"].set_index(KEYS)
-        targets = targets.join(of_kl[[SPARSITY, "gain"]].rename(columns={"gain": "total_effect"}))
+        only = {"rule": [RULE], "criterion": [DIVERGENCE]}
+        sparsity = Results(needed).frame("dependency_sparsity", only=only)
+        of_kl = sparsity.set_index(KEYS)[[SPARSITY, "gain"]]
+        targets = targets.join(of_kl.rename(columns={"gain": "total_effect"}))
     targets = targets.reset_index()
     targets.insert(2, "source", targets["document_id"].map(source_of))
     # A text that served as a distant one is never its own distant text, and lacks cells that others have.
@@ -114,10 +120,11 @@ def where_read(targets: pd.DataFrame) -> tuple[str, dict[str, Interval]]:
     known = means.dropna()  # texts that were measured at all of them
     documents = targets["document_id"][known.index]
     ratios = {name: interval_over_documents(documents, known[name], known[UNSEEN]) for name in READ}
-    if all(ratio.high < 1 / 4 for ratio in ratios.values()):
-        return "supported", ratios
-    is_large = any(ratio.low > 1 / 2 for ratio in ratios.values())
-    return ("refuted" if is_large else "inconclusive"), ratios
+    word = decided(
+        supported=all(ratio.high < 1 / 4 for ratio in ratios.values()),
+        refuted=any(ratio.low > 1 / 2 for ratio in ratios.values()),
+    )
+    return word, ratios
 
 
 def with_outcomes(targets: pd.DataFrame) -> pd.DataFrame:
@@ -153,10 +160,8 @@ def slope(outcome: str, kind: str, targets: pd.DataFrame, controls: Sequence[str
     """
     h_T = targets[outcome].to_numpy(dtype="float64")
     regressors_T1 = targets[[SPARSITY]].to_numpy()
-    splines = [spline(targets[name]) for name in controls if name in SPLINES]
     # The columns of each spline sum to 1, as do the sources' dummies; `full_rank` drops what is redundant.
-    lines = [name for name in controls if name not in SPLINES]
-    controls_TC = np.hstack([*splines, straight(targets, lines)])
+    controls_TC = controls_of(targets, controls, SPLINES)
     weights_T = None
     # Quasi-likelihood: only the mean has to be right, and zeros do no harm, as log h is never taken.
     if kind == RATIO:
@@ -189,19 +194,16 @@ def slopes(targets: pd.DataFrame, primary: str = PRIMARY, trained: str = TRAINED
     known = with_predictor(targets).dropna(subset=[primary, trained])
     # An effect of one end alone, such as a step at the lowest eighth, is no slope.
     low, high = known[SPARSITY].quantile([1 / 8, 7 / 8])
-    rows: list[Row] = [
-        {"variant": "as planned", "kind": kind, **slope(primary, kind, known), **sample_counts(known)}
-        for kind in KINDS
+    variants = [
+        *(("as planned", kind, known, primary, CONTROLS) for kind in KINDS),
+        ("lowest eighth left out", RATIO, known[known[SPARSITY] > low], primary, CONTROLS),
+        ("highest eighth left out", RATIO, known[known[SPARSITY] < high], primary, CONTROLS),
+        ("negative control", RATIO, known, trained, [name for name in CONTROLS if name != "log_trained"]),
     ]
-    others = {
-        "lowest eighth left out": (known[known[SPARSITY] > low], primary, CONTROLS),
-        "highest eighth left out": (known[known[SPARSITY] < high], primary, CONTROLS),
-        "negative control": (known, trained, [name for name in CONTROLS if name != "log_trained"]),
-    }
-    for variant, (of, outcome, controls) in others.items():
-        found = slope(outcome, RATIO, of, controls)
-        rows.append({"variant": variant, "kind": RATIO, **found, **sample_counts(of)})
-    table = pd.DataFrame(rows)
+    table = pd.DataFrame(
+        {"variant": variant, "kind": kind, **slope(outcome, kind, of, controls), **sample_counts(of)}
+        for variant, kind, of, outcome, controls in variants
+    )
     # Only the three planned rows are tested; the series is shorter than the table, and the others get NaN.
     table["holm_p_value"] = pd.Series(multipletests(table["p_value"][: len(KINDS)], method="holm")[1])
     return table
@@ -221,13 +223,15 @@ def verdict(table: pd.DataFrame) -> str:
     is_clear = ratio["holm_p_value"] <= 0.05 and nats["holm_p_value"] <= 0.05
     # The share need not be significant itself; it must not contradict.
     has_shape = share["slope_high"] >= 0 and all(row["slope_low"] > 0 for row in shapes)
-    if is_clear and ratio["slope"] > 0 and nats["slope"] > 0 and has_shape:
-        # Disjoint intervals, usually stricter than a test of the difference.
-        is_specific = ratio["slope_low"] > rows["negative control", RATIO]["slope_high"]
-        return "supported, length-specific" if is_specific else "supported"
     is_opposite = is_clear and ratio["slope"] < 0 and nats["slope"] < 0
     is_small = all(row["slope_high"] < SMALLEST_EFFECT for row in planned)
-    return "refuted" if is_opposite or is_small else "inconclusive"
+    word = decided(
+        supported=is_clear and ratio["slope"] > 0 and nats["slope"] > 0 and has_shape,
+        refuted=is_opposite or is_small,
+    )
+    # Disjoint intervals, usually stricter than a test of the difference.
+    is_specific = ratio["slope_low"] > rows["negative control", RATIO]["slope_high"]
+    return f"{word}, length-specific" if word == "supported" and is_specific else word
 
 
 def natural_check(targets: pd.DataFrame) -> str:
@@ -263,11 +267,11 @@ def mechanism_figure(table: pd.DataFrame) -> Figure:
     """Interference by distance (512 tokens), and by the number of tokens at one unseen distance."""
     figure, axes = drawing.panels(2, 2.8, sharey=False)
     # Squeezed distant tokens have another span than their number.
-    at_512 = table[(table["num_distant"] == 512) & (table["span"] == 512)]
-    at_far = table[table["near_start"] == 11776]
+    at_512 = rows_where(table, num_distant=512, span=512)
+    at_far = rows_where(table, near_start=11776)
     for ax, rows, column in ((axes[0], at_512, "near_start"), (axes[1], at_far, "num_distant")):
         for (source, words), color in zip(SOURCES.items(), drawing.graded(len(SOURCES)), strict=True):
-            line = rows[rows["distant_text"] == source].sort_values(column)
+            line = rows_where(rows, distant_text=source).sort_values(column)
             drawing.draw_line(ax, line[column], line, "interference", drawing.solid(color), words)
     by_number = table.groupby(["near_start", "num_distant"])["interference"].mean()
     # Its last point is 11,776 tokens squeezed into these 7,680 IDs.
@@ -287,13 +291,11 @@ def mechanism_figure(table: pd.DataFrame) -> Figure:
     )
     axes[0].xaxis.set_major_formatter("{x:,.0f}")
     axes[1].set(title="near tokens from ID 11,776 (unseen distances)")
-    few = by_number[11776, 1]
-    many = by_number[11776, 1536]
     drawing.put_title(
         figure,
-        f"Distance and number interact in a 135M model: at unseen distances one token of another text costs"
-        f" {few:.2f} nats, 1,536 cost {many:.1f}; at trained IDs {trained['num_distant'].iloc[-1]:,.0f} cost"
-        f" {trained['interference'].iloc[-1]:.2f}",
+        "Distance and number interact in a 135M model: at unseen distances one token of another text costs"
+        f" {by_number[11776, 1]:.2f} nats, 1,536 cost {by_number[11776, 1536]:.1f}; at trained IDs"
+        f" {trained['num_distant'].iloc[-1]:,.0f} cost {trained['interference'].iloc[-1]:.2f}",
         drawing.sample_size(table),
         drawing.BARS,
         "512 near tokens behind distant tokens of another text (C4, Wikipedia, a novel); exploratory",

@@ -15,6 +15,7 @@ from sparsity_length.figures.read import (
     interval_over_documents,
     joined_on_common,
     mean_columns,
+    rows_where,
     summarized,
 )
 from sparsity_length.results.statistics import interval_of_statistic, ratio_of_sums
@@ -64,9 +65,8 @@ def losses_beside_reference(length_losses: pd.DataFrame, reference: str, shortes
         model, context_length (tokens), num_targets, num_documents, then with its interval difference (loss of
         the model at this length - loss of the reference at `shortest`, nats).
     """
-    is_reference = (length_losses["model"] == reference) & (length_losses["context_length"] == shortest)
     longer = length_losses[length_losses["context_length"] >= shortest]
-    of_reference = length_losses.loc[is_reference, [*_CHUNK, "mean_loss"]]
+    of_reference = rows_where(length_losses, model=reference, context_length=shortest)[[*_CHUNK, "mean_loss"]]
     what = f"chunks that {reference} was measured on at {shortest} tokens"
     paired = joined_on_common(longer, of_reference, _CHUNK, what, ("", "_reference"))
     paired["difference"] = paired["mean_loss"] - paired["mean_loss_reference"]
@@ -120,13 +120,12 @@ def lengths_figure(
     means = {training: sum(of_models) / len(of_models) for training, of_models in changes.items()}
     best = min(means, key=means.__getitem__)
     worst = max(means, key=means.__getitem__)
-    of_best = f" ({best})"
-    of_worst = f" to {means[worst]:+.2f} ({worst})"
+    of_both = f" ({best}) to {means[worst]:+.2f} ({worst})"
     sizes = {label.size for model, label in labels.items() if model in set(curves["model"])}
     drawing.put_title(
         figure,
         f"From {shortest} to {max(ticks)} tokens of context, loss changes by {means[best]:+.2f} nats"
-        + (of_best + of_worst if len(means) > 1 else ""),
+        + (of_both if len(means) > 1 else ""),
         drawing.sample_size(curves),
         sizes.pop() if len(sizes) == 1 else "",
         f"reference: {reference} with {shortest} tokens" if has_reference else reference,
@@ -167,9 +166,13 @@ def needed_context(length_losses: pd.DataFrame) -> pd.DataFrame:
             worth = ratio_of_sums(sums_JD[0] - sums_JD[-1], num_targets_D)
             if criterion == "loss":  # if the loss does not fall, the divergence shows harm
                 has_worth = bool(worth.low > 0)  # NaN of a single document: it says nothing of others
-            row: dict[Hashable, Any] = {"model": model, "criterion": criterion}
-            row |= {"num_targets": int(num_targets_D.sum()), "num_documents": len(num_targets_D)}
-            row |= interval_columns("worth", worth)
+            row: dict[Hashable, Any] = {
+                "model": model,
+                "criterion": criterion,
+                "num_targets": int(num_targets_D.sum()),
+                "num_documents": len(num_targets_D),
+                **interval_columns("worth", worth),
+            }
             for percent in KEPT:
                 keeping = partial(windows_keeping, lengths_J=np.array(values_DJ.columns), percent=percent)
                 window = interval_of_statistic(list(sums_JD), keeping) if has_worth else NO_INTERVAL

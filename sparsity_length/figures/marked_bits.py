@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from scipy.stats import ttest_ind
 
 from sparsity_length.figures import drawing
-from sparsity_length.results.statistics import Interval, ratio_of_sums
+from sparsity_length.figures.read import rows_where
+from sparsity_length.results.statistics import Interval, decided, ratio_of_sums
 
 FUNCTIONS = {"parity": "parity", "or": "OR", "majority": "majority", "last": "last bit", "lookup": "look-up"}
 """Name of a function -> that in tables and figures."""
@@ -33,9 +34,8 @@ def student(values: pd.Series) -> Interval:
 
 def by_seed(accuracy: pd.DataFrame, function: str, ks: Iterable[int]) -> pd.Series:
     """Accuracy of each seed at the longest size, mean over k."""
-    is_at_end = accuracy["size"] == accuracy["size"].max()
-    rows = accuracy[is_at_end & (accuracy["task"] == f"sparse_{function}") & accuracy["sparsity"].isin(ks)]
-    return rows.groupby("seed")["exact_match"].mean()
+    rows = rows_where(accuracy, task=f"sparse_{function}", size=accuracy["size"].max())
+    return rows[rows["sparsity"].isin(ks)].groupby("seed")["exact_match"].mean()
 
 
 def welch(one: pd.Series, other: pd.Series) -> Interval:
@@ -64,12 +64,9 @@ def verdict(accuracy: pd.DataFrame) -> str:
     """
     rows = accuracy[accuracy["is_learnt"]]
     # NaN, if seeds or functions are missing, decides nothing.
-    if not by_seed(rows, "parity", [1]).mean() >= HOLDS or not or_minus_parity(rows, MANY).low > 0:
-        return "inconclusive"
+    is_clear = by_seed(rows, "parity", [1]).mean() >= HOLDS and or_minus_parity(rows, MANY).low > 0
     of_or = by_seed(rows, "or", [8]).mean()
-    if of_or >= HOLDS:
-        return "refuted"
-    return "supported" if of_or <= 0.6 else "inconclusive"
+    return decided(supported=is_clear and of_or <= 0.6, refuted=is_clear and of_or >= HOLDS)
 
 
 def fall(accuracy: pd.DataFrame) -> Interval:
@@ -84,13 +81,12 @@ def fall_verdict(accuracy: pd.DataFrame) -> str:
     that loses a single bit fails by something else than the number.
     """
     one = by_seed(accuracy, "parity", [1])
-    if len(one) < 12 or one.mean() < HOLDS:
-        return "inconclusive"
+    holds_one = len(one) >= 12 and one.mean() >= HOLDS
     falls = [fall(accuracy), fall(accuracy[accuracy["is_learnt"]])]
-    if all(found.low > SMALL for found in falls):
-        return "supported"
-    is_small = all(found.low > -SMALL and found.high < SMALL for found in falls)
-    return "refuted" if is_small else "inconclusive"
+    return decided(
+        supported=holds_one and all(found.low > SMALL for found in falls),
+        refuted=holds_one and all(found.low > -SMALL and found.high < SMALL for found in falls),
+    )
 
 
 def agreement_with_or(examples: pd.DataFrame) -> pd.Series:
@@ -98,14 +94,14 @@ def agreement_with_or(examples: pd.DataFrame) -> pd.Series:
 
     For one bit OR is parity.
     """
-    rows = examples[(examples["size"] == examples["size"].max()) & (examples["sparsity"] > 1)]
+    rows = rows_where(examples, size=examples["size"].max()).query("sparsity > 1")
     is_or = rows["decisive_tokens"].str.contains("1") == (rows["answer"] == "1")
     return is_or.groupby(rows["seed"]).mean()
 
 
 def or_as_parity(examples: pd.DataFrame) -> pd.Series:
     """Accuracy, by k, of whoever answers OR in these examples of parity at the longest size: `is_right`."""
-    rows = examples[examples["size"] == examples["size"].max()]
+    rows = rows_where(examples, size=examples["size"].max())
     num_ones = rows["decisive_tokens"].str.count("1")
     is_right = (num_ones > 0) == (num_ones % 2 == 1)
     return is_right.groupby(rows["sparsity"]).mean().rename("is_right")
@@ -113,12 +109,11 @@ def or_as_parity(examples: pd.DataFrame) -> pd.Series:
 
 def _draw_function(ax: Axes, accuracy: pd.DataFrame, function: str, style: drawing.Style) -> None:
     """The mean of those seeds that learned the function, and behind it every seed."""
-    rows = accuracy[(accuracy["task"] == f"sparse_{function}") & (accuracy["size"] == accuracy["size"].max())]
+    rows = rows_where(accuracy, task=f"sparse_{function}", size=accuracy["size"].max())
     if style["color"] in (drawing.VERMILION, drawing.BLUE):  # seeds of all would hide those that decide
         drawing.draw_seeds(ax, rows, "sparsity", "exact_match", style, scale=100)
-    means = rows[rows["is_learnt"]].groupby("sparsity")["exact_match"].mean()
-    words = FUNCTIONS[function]
-    drawing.draw_line(ax, means.index, means.to_frame(), "exact_match", style, words, scale=100)
+    means = rows[rows["is_learnt"]].groupby("sparsity")[["exact_match"]].mean()
+    drawing.draw_line(ax, means.index, means, "exact_match", style, FUNCTIONS[function], scale=100)
 
 
 def figure_of(functions: pd.DataFrame, longer_trained: pd.DataFrame, examples: pd.DataFrame) -> Figure:

@@ -8,7 +8,7 @@ and `swapped_loss` with another document's tokens beyond the first of these.
 import pandas as pd
 
 from sparsity_length.figures.marked_bits import student, welch
-from sparsity_length.results.statistics import Interval
+from sparsity_length.results.statistics import Interval, decided
 
 SCHEME_WORDS = {
     "rope": "RoPE",
@@ -43,11 +43,6 @@ def mean_by(texts: pd.DataFrame, scheme: str, column: str, unit: str) -> pd.Seri
     return texts[texts["scheme"] == scheme].groupby(unit)[column].mean()
 
 
-def over_texts(texts: pd.DataFrame, scheme: str, column: str) -> Interval:
-    """A scheme's mean, with its interval over texts."""
-    return student(mean_by(texts, scheme, column, "document_id"))
-
-
 def rises(texts: pd.DataFrame, scheme: str) -> list[Interval]:
     """How much the loss rises, with intervals over texts and over seeds."""
     return [student(mean_by(texts, scheme, "rise", unit)) for unit in ("document_id", "seed")]
@@ -67,6 +62,7 @@ def beside_half(texts: pd.DataFrame, scheme: str) -> list[Interval]:
 
 def is_below(bound: float, intervals: list[Interval]) -> str:
     """Verdict on a claim that a number lies below a bound; every interval must agree."""
-    if all(interval.high < bound for interval in intervals):
-        return "supported"
-    return "refuted" if all(interval.low > bound for interval in intervals) else "inconclusive"
+    return decided(
+        supported=all(interval.high < bound for interval in intervals),
+        refuted=all(interval.low > bound for interval in intervals),
+    )

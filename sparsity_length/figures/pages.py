@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +40,7 @@ from sparsity_length.figures.read import (
     interval_over_documents,
     read_sparse_losses,
     rows_by,
+    rows_where,
 )
 from sparsity_length.results.read import Results
 from sparsity_length.results.statistics import (
@@ -143,8 +144,8 @@ def of_robustness() -> Numbers:
     for key, words in ROBUST.items():
         rows = groups.get_group(key)
         shown = rows[rows["is_headline"]].iloc[0]
-        has_one_change = (rows[CHANGES] != shown[CHANGES]).sum(axis=1) == 1
-        changed = rows[has_one_change & (rows["variant"] != "negative control")]
+        num_changes = (rows[CHANGES] != shown[CHANGES]).sum(axis=1)
+        changed = rows[(num_changes == 1) & (rows["variant"] != "negative control")]
         failed = changed[~changed["holds"]]
         what = (
             # A placement stands for its three distant texts, which agree.
@@ -158,15 +159,14 @@ def of_robustness() -> Numbers:
         names = list(dict.fromkeys(what[~is_k]))
         if is_k.any():
             names.append("k = " + ", ".join(what[is_k]))
-        values = [shown[f"estimate{end}"] for end in ("", "_low", "_high")]
+        values = [shown["estimate"], shown["estimate_low"], shown["estimate_high"]]
         values += changed["estimate"].agg(["min", "max"]).tolist()
         number = ".2f" if words.endswith("nats") else ".0%"
         if key[0] == "accuracy":  # Student's interval knows no bounds
             values = np.clip(values, 0, 1).tolist()
         ends = [f"{round(value, 2) + 0.0:{number}}" for value in values]
-        cells = ["{} [{}, {}]".format(*ends[:3]), "{} to {}".format(*ends[3:])]
-        cells.append(f"{len(failed)}/{len(changed)}{': ' if names else ''}{', '.join(names)}")
-        lines.append([words, *cells])
+        disagreeing = f"{len(failed)}/{len(changed)}{': ' if names else ''}{', '.join(names)}"
+        lines.append([words, "{} [{}, {}]".format(*ends[:3]), "{} to {}".format(*ends[3:]), disagreeing])
     return {"robustness": markdown(["headline", "as published", "variants", "variants that disagree"], lines)}
 
 
@@ -202,9 +202,9 @@ ROBUST = {
 
 def within_16(rows: pd.DataFrame) -> str:
     """Share of targets of which 16 selected tokens, or fewer, recover 90% of the KL."""
-    few = rows[(rows["rule"] == SELECTED) & (rows["distant_context"] == "own") & (rows["k"] <= 16)]
+    few = rows_where(rows, rule=SELECTED, distant_context="own").query("k <= 16")
     is_recovered = few["sparse_context_divergence"] <= 0.1 * few["short_context_divergence"]
-    targets = is_recovered.groupby([few[name] for name in TARGET]).any().rename("enough").reset_index()
+    targets = few.assign(enough=is_recovered).groupby(TARGET)["enough"].any().reset_index()
     return percent(interval_over_documents(targets["document_id"], targets["enough"]))
 
 
@@ -213,15 +213,11 @@ def of_few_tokens() -> Numbers:
     smollm2 = few_tokens(SMOLLM2)
     gemma = few_tokens(GEMMA)
     same_texts = smollm2[smollm2["document_id"].isin(gemma["document_id"])]
-    with_null = smollm2.loc[smollm2["distant_context"] != "own", "document_id"]
-    null_texts = smollm2[smollm2["document_id"].isin(with_null)]
+    null = rows_where(smollm2, distant_context="other_document")
+    null_texts = smollm2[smollm2["document_id"].isin(null["document_id"])]
     by_loss = {
         name: rows_by(recovered_loss.token_effects(rows).query("criterion == 'loss'"), "rule", "k")
         for name, rows in (("smollm2", smollm2), ("gemma", gemma))
-    }
-    attention = {
-        f"attention_{name}": f"{rows['attention', 16]['share'] / rows[SELECTED, 16]['share']:.0%}"
-        for name, rows in by_loss.items()
     }
     leads = recovered_loss.amounts_beside(smollm2, "recency").groupby("document_id")["lead"].sum()
     of_sizes = [rows_by(of_size, "rule", "distant_context", "k") for of_size in curves().values()]
@@ -246,7 +242,10 @@ def of_few_tokens() -> Numbers:
     ]
     large, other, *_ = curves()
     without_two = "without the two most influential texts"
-    return attention | {
+    return {
+        f"attention_{name}": f"{rows['attention', 16]['share'] / rows[SELECTED, 16]['share']:.0%}"
+        for name, rows in by_loss.items()
+    } | {
         "paper_verdict": recovered_loss.paper_verdict(smollm2)[0],
         "paper_verdict_gemma": recovered_loss.paper_verdict(gemma)[0],
         "paper_16": robust("recovered fraction", large),
@@ -319,9 +318,10 @@ def of_stricter_test() -> Numbers:
 def of_searches() -> Numbers:
     """What the tokens of each search recover in swapped contexts that the search did not see."""
     searches = pd.read_parquet(REFERENCE / "searches.parquet")
-    columns = ["swaps", "search", "k"]
     of_evaluators = searches.pivot(
-        index=["evaluator", "document_id"], columns=columns, values=["recovered", "total_effect"]
+        index=["evaluator", "document_id"],
+        columns=["swaps", "search", "k"],
+        values=["recovered", "total_effect"],
     )
 
     def share(search: str, k: int, minus: str | None = None, evaluator: str = EVALUATOR) -> Interval:
@@ -338,9 +338,8 @@ def of_searches() -> Numbers:
         return interval_of_statistic(columns, difference_of_ratios)
 
     def sample_of(evaluator: str) -> str:
-        kept = searches[searches["evaluator"] == evaluator]
-        num_targets = kept.groupby("document_id")["num_targets"].max().sum()
-        return f"{num_targets} targets of {kept['document_id'].nunique()} texts"
+        sizes = rows_where(searches, evaluator=evaluator).groupby("document_id")["num_targets"].max()
+        return f"{sizes.sum()} targets of {len(sizes)} texts"
 
     table = []
     for words, search, passes in (
@@ -357,8 +356,8 @@ def of_searches() -> Numbers:
             lead = percent(share(search, 16, "one swap", evaluator=evaluator), "")
             cells.append("" if search == "one swap" else lead)
         table.append([words, passes, *cells])
-    of_models = [[f"{name}: k = 4", "k = 16", "lead, points"] for name in ("2.3 M", "SmolLM2")]
-    header = ["search", "passes", *chain.from_iterable(of_models)]
+    header = ["search", "passes", "2.3 M: k = 4", "k = 16", "lead, points"]
+    header += ["SmolLM2: k = 4", "k = 16", "lead, points"]
     return {
         "searches": markdown(header, table),
         "searches_sample": sample_of(EVALUATOR),
@@ -409,10 +408,9 @@ def of_length() -> Numbers:
     places = interference.mechanism(interference_targets())
 
     def between_texts(number: int, start: int) -> str:
-        found = places.query(f"num_distant == {number} and near_start == {start}")["interference"]
-        ends = [f"{value:.3f}" for value in (found.min(), found.max())]
-        # One number where both ends round to the same.
-        return " to ".join(dict.fromkeys(ends)) if len(found) else ""
+        found = rows_where(places, num_distant=number, near_start=start)["interference"].sort_values()
+        # The ends; one number where both round to the same.
+        return " to ".join(dict.fromkeys(f"{value:.3f}" for value in (*found[:1], *found[-1:])))
 
     starts = (2048, 4096, 7680, 11776)
     by_number = [
@@ -429,9 +427,8 @@ def of_length() -> Numbers:
         for eighth in ("lowest", "highest")
     ]
     natural = pd.read_parquet(REFERENCE / "real_model" / interference.NATURAL_FILE)
-    squeezed = places.query("num_distant == 11776").iloc[0]
-    of_text = rows_by(places, "distant_text", "num_distant", "near_start")
-    unseen = of_text[squeezed["distant_text"], 512, 11776]
+    squeezed = rows_where(places, num_distant=11776).iloc[0]
+    of_text = rows_where(places, distant_text=squeezed["distant_text"], num_distant=512, near_start=11776)
     effects = rows_by(distance_or_number.of_conditions(placed_targets()), "text", "role", "condition")
     of_conditions = [
         [
@@ -450,7 +447,7 @@ def of_length() -> Numbers:
             ["distant tokens", *(f"near from {start:,}" for start in starts)], by_number
         ),
         "interference_where_read": f"{word}: {of_unseen[0]} and {of_unseen[1]}",
-        "interference_squeezed_share": f"{squeezed['interference'] / unseen['interference']:.0%}",
+        "interference_squeezed_share": f"{squeezed['interference'] / of_text['interference'].item():.0%}",
         "interference_squeezed": str(interval_of(squeezed, "interference")),
         "real_model_verdict": interference.verdict(slopes),
         "real_model_sample": sample(slopes.iloc[0]),
@@ -469,39 +466,42 @@ def of_length() -> Numbers:
 def of_reach() -> Numbers:
     """How far each pretrained model reads, plain and with YaRN, and the verdicts."""
     items, table = told_facts()
+    templates = (*reach.TEMPLATES, reach.TOGETHER)
+
+    def reached(model: str, rope: str, template: str) -> str:
+        curve = reach.of_curve(table, model, rope, template)
+        gap = reach.reach(curve)
+        least = "≥" if gap == curve.index.max() else ""
+        return "-" if gap is None else f"{least}{gap:,}"
+
     found: Numbers = {}
     columns: dict[str, list[str]] = {}
     for model, words, name in ((SMOLLM2, "smollm2", "SmolLM2"), (GEMMA, "gemma", "Gemma 3")):
         for rope in (reach.PLAIN, reach.YARN):
-            cells = []
-            for template in (*reach.TEMPLATES, reach.TOGETHER):
-                curve = reach.of_curve(table, model, rope, template)
-                gap = reach.reach(curve)
-                least = "≥" if gap == curve.index.max() else ""
-                cells.append("-" if gap is None else f"{least}{gap:,}")
+            cells = [reached(model, rope, template) for template in templates]
             columns[f"{name}, {reach.LOOKS[rope][1]}"] = cells
         plain = reach.of_curve(table, model, reach.PLAIN)
         less, last = reach.reads_less_than_trained(table, model)
-        kept = percent(reach.kept_at(plain, last))
         found |= {
-            f"reach_less_{words}": f"{less}: {kept}",
-            f"reach_right_{words}": f"{float(plain['right_told'][last]):.0%}",
+            f"reach_less_{words}": f"{less}: {percent(reach.kept_at(plain, last))}",
+            f"reach_right_{words}": f"{plain['right_told'][last]:.0%}",
         }
         for rope, by in ((reach.YARN, "yarn"), (reach.STAIR, "stair")):
             if readable := reach.makes_readable(items, table, model, rope):
                 word, gap, lead = readable
                 kept = percent(reach.kept_at(reach.of_curve(table, model, rope), gap))
-                found[f"reach_{by}_{words}"] = f"{word}: {kept}, {percent(lead, ' points')} more than plain"
-                found[f"reach_unread_{words}"] = f"{gap:,}"
-    early = reach.of_curve(table, SMOLLM2, reach.PLAIN)
-    found["reach_kept_early"] = percent(reach.kept_at(early, 2048))
+                found |= {
+                    f"reach_{by}_{words}": f"{word}: {kept}, {percent(lead, ' points')} more than plain",
+                    f"reach_unread_{words}": f"{gap:,}",
+                }
+    plain, yarn = (reach.of_curve(table, SMOLLM2, rope) for rope in (reach.PLAIN, reach.YARN))
     color = reach.of_curve(table, SMOLLM2, reach.YARN, "color")
-    found["reach_yarn_color"] = percent(reach.kept_at(color, 7168))
-    together = reach.of_curve(table, SMOLLM2, reach.YARN)
-    found["reach_yarn_right"] = f"{float(together['right_told'][7168]):.0%}"
-    rows = zip((*reach.TEMPLATES, reach.TOGETHER), *columns.values(), strict=True)
-    found["reach"] = markdown(["reach, position IDs", *columns], rows)
-    return found
+    return found | {
+        "reach_kept_early": percent(reach.kept_at(plain, 2048)),
+        "reach_yarn_color": percent(reach.kept_at(color, 7168)),
+        "reach_yarn_right": f"{yarn['right_told'][7168]:.0%}",
+        "reach": markdown(["reach, position IDs", *columns], zip(templates, *columns.values(), strict=True)),
+    }
 
 
 def of_beyond() -> Numbers:
@@ -533,13 +533,7 @@ def of_distance() -> Numbers:
     """What predictions keep of a distant context moved away, by the tokens that they need; the verdicts."""
     targets, predictor = distance.deciding(moved_targets())
     slopes = distance.slopes(targets, predictor)
-    found: Numbers = {
-        "distance_sample": sample(slopes.iloc[0]),
-        "distance_verdict": distance.verdict(slopes),
-        "distance_predictor": distance.PREDICTORS[predictor],
-        "distance_halves": f"{distance.reliability(targets)[0]:.2f}",
-        "distance_both": f"{targets[distance.SPARSITY].corr(targets[distance.BY_REMOVAL]):.2f}",
-    }
+    found: Numbers = {}
     for row in slopes.to_dict("records"):
         outcome = row["outcome"]
         cell = robust("slope of the share kept", outcome, 0, "")
@@ -548,11 +542,10 @@ def of_distance() -> Numbers:
         found |= {name: f"{row['word']}: {cell}", f"{name}_cell": cell, f"{name}_removal": removal}
     curves = rows_by(distance.curves(targets), "rope", "gap")
     gaps = sorted({gap for _, gap in curves if gap})
-    lines = []
-    for rope in (reach.PLAIN, reach.YARN):
-        cells = [percent(interval_of(curves[rope, gap], "kept_KL")) for gap in gaps]
-        lines.append([reach.LOOKS[rope][1], *cells])
-    found["distance_kept"] = markdown(["share kept at a gap of", *(f"{gap:,}" for gap in gaps)], lines)
+    kept = [
+        [reach.LOOKS[rope][1], *(percent(interval_of(curves[rope, gap], "kept_KL")) for gap in gaps)]
+        for rope in (reach.PLAIN, reach.YARN)
+    ]
     parts = distance.in_parts(targets, predictor, 8)
     needed = parts.groupby("part")[predictor].mean()
     places = [(reach.PLAIN, gap) for gap in (1024, 2048, 4096, 9216)] + [(reach.YARN, 9216)]
@@ -562,7 +555,15 @@ def of_distance() -> Numbers:
         cells = [f"{groups[part, rope, gap]['kept']:.0%}" for rope, gap in places]
         lines.append([f"{log2_k:.1f}", *cells])
     header = ["tokens needed, doublings", "1,024", "2,048", "4,096", "9,216", "YaRN × 2, 9,216"]
-    return found | {"distance_parts": markdown(header, lines)}
+    return found | {
+        "distance_sample": sample(slopes.iloc[0]),
+        "distance_verdict": distance.verdict(slopes),
+        "distance_predictor": distance.PREDICTORS[predictor],
+        "distance_halves": f"{distance.reliability(targets)[0]:.2f}",
+        "distance_both": f"{targets[distance.SPARSITY].corr(targets[distance.BY_REMOVAL]):.2f}",
+        "distance_kept": markdown(["share kept at a gap of", *(f"{gap:,}" for gap in gaps)], kept),
+        "distance_parts": markdown(header, lines),
+    }
 
 
 def synthetic(folder: str) -> pd.DataFrame:
@@ -651,7 +652,6 @@ def of_synthetic_tasks() -> Numbers:
 def of_schemes() -> Numbers:
     """ALiBi and others beside RoPE, PoSE and coupled IDs at ten times the trained length."""
     of_lengths = [schemes.of_cells(synthetic(f"synthetic/{name}")) for name in ("schemes", "schemes_36")]
-    cells = of_lengths[0]
 
     def table_of(cells: pd.DataFrame) -> str:
         tasks = [task for task in schemes.TASK_WORDS if task in set(cells["task"])]
@@ -671,7 +671,7 @@ def of_schemes() -> Numbers:
         for name, (words, *_) in schemes.CONTRASTS.items()
     ]
     leads.append(["the claim", *map(schemes.verdict, of_lengths)])
-    at_trained = cells[cells["is_learnt"] & (cells["times"] == 1)]
+    at_trained = rows_where(of_lengths[0], is_learnt=True, times=1)
     of_one = schemes.of_cells(synthetic("synthetic/schemes"), k=1)
 
     def with_one(scheme: str) -> str:
@@ -682,10 +682,10 @@ def of_schemes() -> Numbers:
         "schemes_one": with_one("alibi"),
         "schemes_one_pose": with_one("pose"),
         "schemes_least": f"{at_trained['exact_match'].min():.0%}",
-        "schemes": table_of(cells),
+        "schemes": table_of(of_lengths[0]),
         "schemes_twice": table_of(of_lengths[1]),
         "schemes_leads": markdown(["contrast", "trained length", "twice that"], leads),
-        "schemes_verdict": schemes.verdict(cells),
+        "schemes_verdict": schemes.verdict(of_lengths[0]),
     }
 
 
@@ -694,18 +694,20 @@ def of_olmo_schemes() -> Numbers:
     texts = olmo_schemes.of_texts(pd.read_parquet(REFERENCE / "olmo_schemes.parquet"))
     table = []
     for scheme, words in olmo_schemes.SCHEME_WORDS.items():
-        losses_of = texts[texts["scheme"] == scheme][["loss_1", "loss_2", "loss_4"]].mean()
-        gains = (olmo_schemes.over_texts(texts, scheme, name) for name in ("rise", "specific_gain", "null"))
+        losses_of = rows_where(texts, scheme=scheme)[["loss_1", "loss_2", "loss_4"]].mean()
+        gains = (
+            marked_bits.student(olmo_schemes.mean_by(texts, scheme, name, "document_id"))
+            for name in ("rise", "specific_gain", "null")
+        )
         table.append([words, *(f"{loss:.2f}" for loss in losses_of), *gains])
     rises = olmo_schemes.rises(texts, "alibi")
     halves = olmo_schemes.beside_half(texts, "alibi")
-    does_not_fail = olmo_schemes.is_below(olmo_schemes.MOST_RISE, rises)
-    reads_less = olmo_schemes.is_below(0, halves)
     header = ["trained at 32 tokens", "32", "64", "128", "rise", "specific gain", "null"]
     return {
         "olmo_schemes": markdown(header, table),
-        "alibi_rise": f"{does_not_fail}: {' and '.join(map(str, rises))}",
-        "alibi_reads": f"{reads_less}: {' and '.join(map(str, halves))}",
+        "alibi_rise": f"{olmo_schemes.is_below(olmo_schemes.MOST_RISE, rises)}:"
+        f" {' and '.join(map(str, rises))}",
+        "alibi_reads": f"{olmo_schemes.is_below(0, halves)}: {' and '.join(map(str, halves))}",
     }
 
 
@@ -726,7 +728,7 @@ def of_dependencies() -> Numbers:
             ("18 assignments", "variable_assignment_hops", 18),
         )
     ]
-    bits, hops = (accuracy[accuracy["task"] == task] for task in sorted(accuracy["task"].unique()))
+    bits, hops = (of_task for _, of_task in accuracy.groupby("task"))
     found = Results(REFERENCE / "synthetic" / "further").frame("found_id_dependencies")
     first = found.query("rule == @SELECTED and rank == 1")
     # A restated assignment is three targets: left side, "=", right side.
@@ -791,11 +793,9 @@ def of_contexts() -> Numbers:
     """Worth of the distant context, and the windows that keep most of it."""
     models = rows_by(losses.summarize_models(Results(EVALUATED).frame("loss_differences")), "model")
     worth = {name: str(interval_of(row, "loss_difference")) for name, row in models.items()}
-    novels = losses.summarize_models(
-        Results(REFERENCE / "study" / "novels" / "results").frame("loss_differences")
-    )
+    of_novels = Results(REFERENCE / "study" / "novels" / "results").frame("loss_differences")
     # The difference is short minus long: what the longer context costs is its negative.
-    harm = -novels["loss_difference"]
+    harm = -losses.summarize_models(of_novels)["loss_difference"]
     needed = losses.needed_context(Results(EVALUATED).frame("length_losses"))
     row = rows_by(needed, "model", "criterion")[SELECTOR, "loss"]
     windows = [interval_of(row, f"window_{kept}") for kept in (90, 99)]
@@ -828,7 +828,7 @@ def of_contexts() -> Numbers:
 @cache
 def numbers() -> Numbers:
     """All of them."""
-    of_models = (
+    return (
         of_few_tokens()
         | of_robustness()
         | of_stricter_test()
@@ -839,9 +839,11 @@ def numbers() -> Numbers:
         | of_calibration()
         | of_distance()
         | of_contexts()
-    )
-    return (
-        of_models | of_synthetic_tasks() | of_schemes() | of_olmo_schemes() | of_dependencies() | of_theory()
+        | of_synthetic_tasks()
+        | of_schemes()
+        | of_olmo_schemes()
+        | of_dependencies()
+        | of_theory()
     )
 
 

@@ -18,11 +18,24 @@ from matplotlib.figure import Figure
 
 from sparsity_length.cli import InputError
 from sparsity_length.figures import drawing
-from sparsity_length.figures.read import Row, interval_columns, interval_of, interval_over_documents
+from sparsity_length.figures.read import (
+    Row,
+    interval_columns,
+    interval_of,
+    interval_over_documents,
+    mean_columns,
+    rows_where,
+    summarized,
+)
 from sparsity_length.measuring.settings import Placement
 from sparsity_length.results.read import Results
 from sparsity_length.results.schemas import OWN
-from sparsity_length.results.statistics import Interval, difference_of_ratios, interval_of_statistic
+from sparsity_length.results.statistics import (
+    Interval,
+    decided,
+    difference_of_ratios,
+    interval_of_statistic,
+)
 from sparsity_length.text.folder import NEEDLES_FILE
 
 REACH_FILE = "reach.parquet"
@@ -55,8 +68,7 @@ def reach_items(needles: Path, measured: Sequence[Path]) -> pd.DataFrame:
     tables = []
     for results in measured:
         rows = Results(results).frame("length_interference").merge(planted, on="document_id")
-        made_by = Results(results).made_by("length_interference")
-        settings = {model: made["settings"] for model, made in made_by.items()}
+        settings = Results(results).settings("length_interference")
         # Targets before the answer are the question's.
         is_answer = rows["target_position"] >= rows["answer_position"]
         rows = rows[is_answer & rows["placement"].str.startswith(OWN)]
@@ -83,13 +95,12 @@ def reach_items(needles: Path, measured: Sequence[Path]) -> pd.DataFrame:
             num_tokens=("num_answer_tokens", "first"),
         )
         if not (answers["num_measured"] == answers["num_tokens"]).all():
-            most = answers["num_tokens"].max()
             raise InputError(
-                f"{results}: answers have up to {most} tokens; measure --targets-per-chunk {most}"
+                f"{results}: some answers have more tokens; measure --targets-per-chunk"
+                f" {answers['num_tokens'].max()}"
             )
-        answers = answers.drop(columns=["num_measured", "num_tokens"])
         told, not_told = (
-            answers[answers["is_told"] == is_told].drop(columns="is_told") for is_told in (True, False)
+            rows_where(answers, is_told=is_told)[[*ITEM, "loss", "is_right"]] for is_told in (True, False)
         )
         tables.append(told.merge(not_told, on=ITEM, suffixes=("_told", "_not_told")))
     return pd.concat(tables, ignore_index=True)
@@ -97,7 +108,7 @@ def reach_items(needles: Path, measured: Sequence[Path]) -> pd.DataFrame:
 
 def answered_templates(items: pd.DataFrame, model: str) -> list[str]:
     """The templates of which the plain model answers half or more at gap 0; the others are left out."""
-    at_0 = items[(items["model"] == model) & (items["rope"] == PLAIN) & (items["gap"] == 0)]
+    at_0 = rows_where(items, model=model, rope=PLAIN, gap=0)
     right = at_0.groupby("template", sort=False)["is_right_told"].mean()
     return [str(template) for template in right.index[right >= HALF]]
 
@@ -113,33 +124,33 @@ def curves(items: pd.DataFrame) -> pd.DataFrame:
     """A row per model, scaling, template (and `TOGETHER`) and gap, for templates that the model can answer.
 
     Returns:
-        model, rope, template, gap; share_kept, right_told and right_not_told (shares of answers, with
-        intervals); loss_told and loss_not_told (means per answer, nats); num_documents.
+        model, rope, template, gap, counts (a target is an item); share_kept, right_told and right_not_told
+        (shares of answers), with intervals; loss_told and loss_not_told (means per answer, nats).
     """
-    table = list[Row]()
-    worth = with_worth(items)
-    for model, of_model in worth.groupby("model", sort=False):
-        answered = answered_templates(items, str(model))
-        for template in (*answered, TOGETHER):
-            named = answered if template == TOGETHER else [template]
-            of_template = of_model[of_model["template"].isin(named)]
-            for (rope, gap), at in of_template.groupby(["rope", "gap"], sort=True):
-                documents = at["document_id"]
-                kept = interval_over_documents(documents, at["worth"], at["worth_at_0"])
-                numbers = interval_columns("share_kept", kept)
-                for name in ("told", "not_told"):
-                    right = interval_over_documents(documents, at[f"is_right_{name}"].astype("float64"))
-                    numbers |= interval_columns(f"right_{name}", right)
-                    numbers[f"loss_{name}"] = at[f"loss_{name}"].mean()
-                place: Row = {"model": model, "rope": rope, "template": template, "gap": gap}
-                table.append({**place, **numbers, "num_documents": documents.nunique()})
-    return pd.DataFrame(table)
+
+    def numbers(at: pd.DataFrame) -> Row:
+        kept = interval_over_documents(at["document_id"], at["worth"], at["worth_at_0"])
+        losses = at[["loss_told", "loss_not_told"]].mean().to_dict()
+        return {
+            **interval_columns("share_kept", kept),
+            **mean_columns(at, "right_told", "right_not_told"),
+            **losses,
+        }
+
+    worth = with_worth(items).rename(columns=lambda name: name.removeprefix("is_"))
+    parts = (
+        rows_where(worth, model=model, template=template)
+        for model in items["model"].unique()
+        for template in answered_templates(items, model)
+    )
+    answered = pd.concat([worth[:0], *parts])
+    choices = pd.concat([answered, answered.assign(template=TOGETHER)])
+    return summarized(choices, ["model", "rope", "template", "gap"], numbers, sort=False)
 
 
 def of_curve(table: pd.DataFrame, model: str, rope: str, template: str = TOGETHER) -> pd.DataFrame:
     """The rows of `curves` of one model, scaling and template, by gap."""
-    rows = table[(table["model"] == model) & (table["rope"] == rope) & (table["template"] == template)]
-    return rows.set_index("gap").sort_index()
+    return rows_where(table, model=model, rope=rope, template=template).set_index("gap").sort_index()
 
 
 def kept_at(curve: pd.DataFrame, gap: int) -> Interval:
@@ -163,7 +174,8 @@ def reads_less_than_trained(table: pd.DataFrame, model: str) -> tuple[str, int]:
     """Decide claim 1, at the last gap whose IDs are all trained: the verdict, and that gap."""
     plain = of_curve(table, model, PLAIN)
     last = int(plain.index[plain.index + NUM_TOKENS <= TRAINED_POSITIONS[model]].max())
-    return _beside_half(kept_at(plain, last), below="supported", above="refuted"), last
+    share = kept_at(plain, last)
+    return decided(supported=share.high < HALF, refuted=share.low > HALF), last
 
 
 def makes_readable(
@@ -178,23 +190,13 @@ def makes_readable(
     if not len(unread) or rope not in set(items["rope"][items["model"] == model]):
         return None
     gap = int(unread.min())
-    counted = items["template"].isin(answered_templates(items, model)) & (items["model"] == model)
-    worth = with_worth(items[counted])
-    at_gap = worth[worth["gap"] == gap]
-    scaled, plainly = (at_gap[at_gap["rope"] == of_rope] for of_rope in (rope, PLAIN))
+    counted = with_worth(items[items["template"].isin(answered_templates(items, model))])
+    scaled, plainly = (rows_where(counted, model=model, gap=gap, rope=of_rope) for of_rope in (rope, PLAIN))
     both = scaled.merge(plainly, on=["template", "document_id"], suffixes=("", "_plain"))
     sums = both.groupby("document_id")[["worth", "worth_at_0", "worth_plain", "worth_at_0_plain"]].sum()
-    columns = list(sums.to_numpy().T)
-    lead = interval_of_statistic(columns, difference_of_ratios)
-    word = _beside_half(kept_at(of_curve(table, model, rope), gap), below="refuted", above="supported")
-    return ("inconclusive" if word == "supported" and lead.low <= 0 else word), gap, lead
-
-
-def _beside_half(share: Interval, *, below: str, above: str) -> str:
-    """The word for an interval below one half, or above; else "inconclusive"."""
-    if share.high < HALF:
-        return below
-    return above if share.low > HALF else "inconclusive"
+    lead = interval_of_statistic(list(sums.to_numpy().T), difference_of_ratios)
+    share = kept_at(of_curve(table, model, rope), gap)
+    return decided(supported=share.low > HALF and lead.low > 0, refuted=share.high < HALF), gap, lead
 
 
 def verdicts(items: pd.DataFrame, table: pd.DataFrame) -> list[str]:
@@ -249,13 +251,11 @@ def reach_figure(table: pd.DataFrame) -> Figure:
         for rope, (look, words) in LOOKS.items():
             for template in table["template"][table["model"] == model].unique():
                 line = of_curve(table, model, rope, template)
-                if not len(line):
-                    continue
                 if template == TOGETHER:
                     drawing.draw_line(ax, line.index, line, "share_kept", look, words, scale=100)
                 else:
-                    thin = look | {"linewidth": 0.6, "marker": "", "alpha": 0.5}
-                    ax.plot(line.index, 100 * line["share_kept"], **thin)
+                    thin = {"linewidth": 0.6, "marker": "", "alpha": 0.5}
+                    ax.plot(line.index, 100 * line["share_kept"], **look | thin)
         if trained := TRAINED_POSITIONS.get(model):
             drawing.shade(ax, 0, trained - NUM_TOKENS)  # where the last token has a trained ID
         drawing.name_level(ax, 100 * HALF, "")

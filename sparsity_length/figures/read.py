@@ -71,6 +71,11 @@ def joined_on_common(
     return left.merge(right, on=list(on), suffixes=suffixes)
 
 
+def rows_where(table: pd.DataFrame, **values: object) -> pd.DataFrame:
+    """The rows with these values, one per column."""
+    return table[np.logical_and.reduce([table[name] == value for name, value in values.items()])]
+
+
 def rows_by(table: pd.DataFrame, *keys: str) -> dict[Any, Row]:
     """The rows of a table by the values of these columns, which name one row each."""
     rows = table.to_dict("records")

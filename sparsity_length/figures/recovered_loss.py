@@ -26,12 +26,13 @@ from sparsity_length.figures.read import (
     interval_over_documents,
     mean_columns,
     needs_null,
+    rows_where,
     shown_rule,
     summarized,
 )
 from sparsity_length.measuring.rules import MASK
 from sparsity_length.results.schemas import DIVERGENCE, LOSS, OTHER_DOCUMENT, OWN
-from sparsity_length.results.statistics import Interval
+from sparsity_length.results.statistics import Interval, decided
 
 PAPER_FIGURE = "loss_against_k"
 """What the file of `loss_figure` is called, followed by the model."""
@@ -94,14 +95,11 @@ def _amounts_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> 
         model, evaluator, rule, k, the columns of `TARGET`, then baseline, gain, recovered and null_recovered,
         nats.
     """
-    columns = [
-        f"swapped_{criterion}",
-        f"short_context_{criterion}",
-        f"sparse_context_{criterion}",
-        "evaluator",
-    ]
-    rows = sparse_context_losses.reindex(columns=list(dict.fromkeys([*sparse_context_losses, *columns])))
-    swapped, short, sparse = (rows[name].astype("float64") for name in columns[:3])
+    columns = [f"{name}_{criterion}" for name in ("swapped", "short_context", "sparse_context")]
+    rows = sparse_context_losses.reindex(
+        columns=list(dict.fromkeys([*sparse_context_losses, *columns, "evaluator"]))
+    )
+    swapped, short, sparse = (rows[name].astype("float64") for name in columns)
     # Under `mask` nothing is swapped: tokens are added to the short context.
     baseline = swapped.fillna(short)
     long = rows["long_context_loss"] if criterion == LOSS else 0.0
@@ -112,11 +110,9 @@ def _amounts_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> 
     )
     amounts = ["baseline", "gain", "recovered"]
     rows = rows.dropna(subset=amounts)[[*_CHOICE, *TARGET, "distant_context", *amounts]]
-    own, null = (
-        rows[rows["distant_context"] == far].drop(columns="distant_context") for far in (OWN, OTHER_DOCUMENT)
-    )
-    null = null.drop(columns=["baseline", "gain"]).rename(columns={"recovered": "null_recovered"})
-    return own.merge(null, "left", [*_CHOICE, *TARGET])
+    own = rows_where(rows, distant_context=OWN).drop(columns="distant_context")
+    null = rows_where(rows, distant_context=OTHER_DOCUMENT)[[*_CHOICE, *TARGET, "recovered"]]
+    return own.merge(null.rename(columns={"recovered": "null_recovered"}), "left", [*_CHOICE, *TARGET])
 
 
 _SELECTED = "leave_one_out_divergence"
@@ -190,9 +186,10 @@ def paper_verdict(sparse_context_losses: pd.DataFrame, k: int = _FEW) -> tuple[s
         interval_over_documents(targets["document_id"], targets[name], targets["gain"])
         for name in ("recovered", "lead")
     )
-    if share.low > _LEAST_SHARE and lead.low > _LEAST_LEAD:
-        return "supported", share, lead
-    return "refuted" if lead.high < _LEAST_LEAD else "inconclusive", share, lead
+    word = decided(
+        supported=share.low > _LEAST_SHARE and lead.low > _LEAST_LEAD, refuted=lead.high < _LEAST_LEAD
+    )
+    return word, share, lead
 
 
 def amounts_beside(
@@ -229,10 +226,9 @@ def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, evaluator: str 
         share = line["recovered_share"].iloc[-1]
         name = _ROLES[rule] + ("" if np.isnan(share) else f": {share:.0%}")
         drawing.draw_line(ax, map(ks.index, line["k"]), line, "loss", drawing.rule_style(rule), name)
-    null = curves[(curves["distant_context"] == OTHER_DOCUMENT) & (curves["rule"] == selected)]
-    if len(null):
-        style = drawing.hollow(drawing.rule_style(selected))
-        drawing.draw_line(ax, map(ks.index, null["k"]), null, "loss", style, "null baseline")
+    null = rows_where(curves, distant_context=OTHER_DOCUMENT, rule=selected)
+    style = drawing.hollow(drawing.rule_style(selected))
+    drawing.draw_line(ax, map(ks.index, null["k"]), null, "loss", style, "null baseline")
     drawing.draw_line(ax, [len(ks)], curves[:1], "long_loss", label.style | {"linestyle": "none"})
     # Evenly spaced places: neither k = 0 nor "all" has one on a logarithmic axis.
     ax.set_xticks(range(len(ks) + 1), [*map(str, ks), "all"])
@@ -290,16 +286,14 @@ def effects_figure(effects: pd.DataFrame, label: drawing.ModelLabel, evaluator: 
         ax.set_title(titles[str(criterion)], loc="left")
     axes[0].set_ylabel("recovered (nats)")
     # `rows` is that of the last panel: the divergence, if it was measured.
-    row = rows[(rows["rule"] == shown_rule(rows["rule"])) & (rows["k"] <= max(_FEW, rows["k"].min()))].iloc[
-        -1
-    ]
+    few = rows[rows["k"] <= max(_FEW, rows["k"].min())]
+    row = rows_where(few, rule=shown_rule(rows["rule"])).iloc[-1]
     title = "What are k distant tokens worth?"
     if row["share"] > 0:
         by = "By the KL" if row["criterion"] == DIVERGENCE else "By the loss"
         title = f"{by}, {row['k']} selected tokens recover {row['share']:.0%} of what all distant tokens do"
-    recent = rows[(rows["rule"] == "recency") & (rows["k"] == row["k"])]["share"]
-    if row["share"] > 0 and len(recent):
-        title += f", the {row['k']} most recent {recent.iloc[0]:.0%}"
+        for recent in rows_where(rows, rule=_RECENCY, k=row["k"])["share"]:
+            title += f", the {row['k']} most recent {recent:.0%}"
     drawing.put_title(
         figure,
         title,

@@ -24,7 +24,7 @@ from sparsity_length.figures import (
     reach,
     recovered_loss,
 )
-from sparsity_length.figures.read import interval_columns, interval_of, sample_counts
+from sparsity_length.figures.read import interval_columns, interval_of, rows_where, sample_counts
 from sparsity_length.figures.slopes import Row, pseudo_values
 from sparsity_length.results.schemas import DIVERGENCE, LOSS
 from sparsity_length.results.statistics import (
@@ -98,9 +98,14 @@ def rows_of(
     headline: str, model: str, variants: Variants, more: Mapping[Hashable, Any] | None = None
 ) -> Iterator[Row]:
     """One row per variant; `more`: further columns."""
-    named = {"headline": headline, "model": model, **(more or {})}
     for variant, found in variants:
-        yield {**named, "variant": variant, **interval_columns("estimate", found)}
+        yield {
+            "headline": headline,
+            "model": model,
+            **(more or {}),
+            "variant": variant,
+            **interval_columns("estimate", found),
+        }
 
 
 def of_few_tokens(sparse: Mapping[str, pd.DataFrame]) -> Iterator[Row]:
@@ -143,13 +148,12 @@ def of_slopes(measured: pd.DataFrame) -> Iterator[Row]:
 def of_reach(items: pd.DataFrame, table: pd.DataFrame) -> Iterator[Row]:
     """The fraction of a told fact's effect that is kept at the last gap of trained position IDs, plain."""
     for model in reach.TRAINED_POSITIONS:
-        of_model = reach.with_worth(items[(items["model"] == model) & (items["rope"] == reach.PLAIN)])
+        of_model = reach.with_worth(rows_where(items, model=model, rope=reach.PLAIN))
         answered = of_model[of_model["template"].isin(reach.answered_templates(items, model))]
         _, last = reach.reads_less_than_trained(table, model)
 
         def kept(rows: pd.DataFrame, gap: int = last) -> pd.DataFrame:
-            at_gap = rows[rows["gap"] == gap]
-            return at_gap.groupby("document_id")[["worth", "worth_at_0"]].sum()
+            return rows_where(rows, gap=gap).groupby("document_id")[["worth", "worth_at_0"]].sum()
 
         variants = dict(of_sums(kept(answered)))
         for template, rows in answered.groupby("template", sort=False):
@@ -158,7 +162,7 @@ def of_reach(items: pd.DataFrame, table: pd.DataFrame) -> Iterator[Row]:
         place = int(np.searchsorted(gaps, last))
         for gap in gaps[place - 1 : place + 2 : 2].tolist():
             variants[f"gap {gap:,}"] = dict(of_sums(kept(answered, gap)))[PUBLISHED]
-        right = answered[answered["gap"] == last].assign(one=1.0)
+        right = rows_where(answered, gap=last).assign(one=1.0)
         sums = right.groupby("document_id")[["is_right_told", "one"]].sum().astype("float64")
         variants["answers that are right"] = dict(of_sums(sums))[PUBLISHED]
         yield from rows_of(TOLD_FACT, model, variants.items(), {"num_documents": len(sums)})
@@ -219,8 +223,8 @@ def of_synthetic_tasks() -> Iterator[Row]:
     )
     for words, (folder, task, size) in COUPLED.items():
         cells = pages.synthetic(f"synthetic/{folder}")
-        is_shown = (cells["task"] == task) & (cells["positions"] == "predicted") & (cells["size"] == size)
-        yield from rows_of(ACCURACY, f"PPC: {words}", of_seeds(cells[is_shown]))
+        shown = rows_where(cells, task=task, positions="predicted", size=size)
+        yield from rows_of(ACCURACY, f"PPC: {words}", of_seeds(shown))
 
 
 def of_seeds(cells: pd.DataFrame) -> Variants:
@@ -260,14 +264,15 @@ def robustness() -> pd.DataFrame:
         headline, model, variant, k, criterion, num_targets, num_documents, estimate with its interval (a
         share, or nats), is_headline (whether it is the row that a page states), level, holds.
     """
-    of_models = chain(
+    rows = chain(
         of_few_tokens(pages.sparse_losses()),
         of_slopes(pages.interference_targets()),
         of_interference(pages.interference_targets()),
         of_reach(*pages.told_facts()),
         of_distance(pages.moved_targets()),
+        of_synthetic_tasks(),
     )
-    return with_holds(pd.DataFrame(chain(of_models, of_synthetic_tasks())))
+    return with_holds(pd.DataFrame(rows))
 
 
 def with_holds(table: pd.DataFrame) -> pd.DataFrame:

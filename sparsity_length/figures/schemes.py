@@ -10,8 +10,9 @@ from matplotlib.lines import Line2D
 
 from sparsity_length.figures import drawing
 from sparsity_length.figures.marked_bits import welch
+from sparsity_length.figures.read import rows_where
 from sparsity_length.figures.synthetic_tasks import POSITION_WORDS
-from sparsity_length.results.statistics import Interval
+from sparsity_length.results.statistics import Interval, decided
 
 FIRST = "sparse_first"
 LAST = "sparse_last"
@@ -28,8 +29,6 @@ DRAWN = (FIRST, LAST, "sparse_majority", "copy")
 MANY_BITS = 8
 """k that decides; at k = 1 the first and the last marked bit are one function."""
 LEAST_LEAD = 0.2
-HOLDS = 0.8
-FEWEST_SEEDS = 3
 CONTRASTS = {
     "F1": ("first marked bit: PoSE minus ALiBi", (FIRST, "pose"), (FIRST, "alibi")),
     "F2": ("copy: coupled IDs minus ALiBi", ("copy", "coupled"), ("copy", "alibi")),
@@ -46,30 +45,32 @@ def of_cells(accuracy: pd.DataFrame, k: int = MANY_BITS) -> pd.DataFrame:
 
 def seeds_of(cells: pd.DataFrame, task: str, scheme: str, times: float = 10) -> pd.Series:
     """Accuracy of each seed that learned the task."""
-    is_cell = (cells["task"] == task) & (cells["positions"] == scheme) & (cells["times"] == times)
-    return cells[is_cell & cells["is_learnt"]].set_index("seed")["value"]
+    learned = rows_where(cells, task=task, positions=scheme, times=times, is_learnt=True)
+    return learned.set_index("seed")["value"]
 
 
 def contrast(cells: pd.DataFrame, name: str) -> tuple[Interval | None, str]:
-    """One of `CONTRASTS` at ten times the trained length, with Welch's interval, and its verdict."""
+    """One of `CONTRASTS` at ten times the trained length, with Welch's interval, and its verdict.
+
+    Supported: a lead of `LEAST_LEAD` or more, above 0 with its interval, and what shall hold is right in 80 %
+    or more. Refuted: the interval ends below `LEAST_LEAD`. Neither with fewer than three seeds.
+    """
     _, holding, failing = CONTRASTS[name]
     pair = seeds_of(cells, *holding), seeds_of(cells, *failing)
-    if min(map(len, pair)) < FEWEST_SEEDS:
+    if min(map(len, pair)) < 3:
         return None, "inconclusive"
     lead = welch(*pair)
-    if lead.high < LEAST_LEAD:
-        return lead, "refuted"
-    is_shown = lead.estimate >= LEAST_LEAD and lead.low > 0 and pair[0].mean() >= HOLDS
-    return lead, "supported" if is_shown else "inconclusive"
+    is_shown = lead.estimate >= LEAST_LEAD and lead.low > 0 and pair[0].mean() >= 0.8
+    return lead, decided(supported=is_shown, refuted=lead.high < LEAST_LEAD)
 
 
 def verdict(cells: pd.DataFrame) -> str:
     """If few deciding tokens are far, ALiBi fails and PoSE or coupled IDs do not; if near, ALiBi does not."""
     words = {name: contrast(cells, name)[1] for name in CONTRASTS}
-    if set(words.values()) == {"supported"}:
-        return "supported"
-    is_refuted = words["N"] == "refuted" or words["F1"] == words["F2"] == "refuted"
-    return "refuted" if is_refuted else "inconclusive"
+    return decided(
+        supported=set(words.values()) == {"supported"},
+        refuted=words["N"] == "refuted" or words["F1"] == words["F2"] == "refuted",
+    )
 
 
 def cell_words(cells: pd.DataFrame, task: str, scheme: str) -> str:
@@ -77,28 +78,21 @@ def cell_words(cells: pd.DataFrame, task: str, scheme: str) -> str:
 
     Behind it how many did, of all; empty if none was trained.
     """
-    is_cell = (cells["task"] == task) & (cells["positions"] == scheme) & (cells["times"] == 10)
+    num_trained = len(rows_where(cells, task=task, positions=scheme, times=10))
     seeds = 100 * seeds_of(cells, task, scheme)
-    if not is_cell.any():
-        return ""
-    counts = f"({len(seeds)}/{is_cell.sum()})"
-    if not len(seeds):
-        return counts
+    mean = f"{seeds.mean():.0f}% " if len(seeds) else ""
     ends = f"[{seeds.min():.0f}, {seeds.max():.0f}] " if len(seeds) > 1 else ""
-    return f"{seeds.mean():.0f}% {ends}{counts}"
+    return f"{mean}{ends}({len(seeds)}/{num_trained})" if num_trained else ""
 
 
 def figure_of(cells: pd.DataFrame) -> Figure:
     """Accuracy against the length in multiples of the trained one: a panel per task, a line per scheme."""
-    tasks = [task for task in DRAWN if task in set(cells["task"])]
-    figure, axes = drawing.panels(len(tasks), 2.8)
+    figure, axes = drawing.panels(len(DRAWN), 2.8)
     learned = cells[cells["is_learnt"]]
-    for task, ax in zip(tasks, axes, strict=True):
+    for task, ax in zip(DRAWN, axes, strict=True):
         for scheme, style in drawing.POSITION_STYLES.items():
-            is_line = (learned["task"] == task) & (learned["positions"] == scheme)
-            means = learned[is_line].groupby("times")[["value"]].mean()
-            if len(means):
-                drawing.draw_line(ax, means.index, means, "value", style, scale=100)
+            means = rows_where(learned, task=task, positions=scheme).groupby("times")[["value"]].mean()
+            drawing.draw_line(ax, means.index, means, "value", style, scale=100)
         drawing.shade(ax, 0, 1)
         ax.set(title=TASK_WORDS[task].replace(" (", "\n("), xlabel="× trained", ylim=(0, 103))
     axes[0].set_ylabel("accuracy (%)")

@@ -28,9 +28,11 @@ from scipy.stats import t
 from sparsity_length.figures.read import interval_columns
 from sparsity_length.results.statistics import Interval
 
+KEYS = ["document_id", "target_position"]
+"""The columns that name a target of these regressions."""
+RULE = "leave_one_out_divergence"
+"""The rule by whose choice needed tokens are counted."""
 SPARSITY = "mean_log2_k"
-SPLINE_DEGREES = 4
-"""Columns of each natural spline: knots at the ends and at both terciles, straight beyond them."""
 LEAST_DIVERGENCE = 0.1
 """Total effect to each evaluator, nats, below which there is nothing to recover."""
 FEWEST_DOCUMENTS = 10
@@ -51,10 +53,18 @@ def with_sparsity(targets: pd.DataFrame) -> pd.DataFrame:
     return targets[is_known & (targets["least_divergence"] >= LEAST_DIVERGENCE)].reset_index(drop=True)
 
 
-def spline(values: pd.Series | np.ndarray) -> np.ndarray:
-    """A natural spline of a control: float64 [T, C]."""
+def controls_of(targets: pd.DataFrame, names: Sequence[str], splines: Sequence[str]) -> np.ndarray:
+    """Controls of these names: float64 [T, C].
+
+    Natural splines of those in `splines` (knots at the ends and at both terciles, straight beyond them);
+    straight lines of others, and a step per category.
+    """
     # Each column is 1 at its own knot and 0 at the others. They sum to 1, so each spline has an intercept.
-    return np.asarray(cr(np.asarray(values), df=SPLINE_DEGREES))
+    columns = [np.asarray(cr(targets[name].to_numpy(), df=4)) for name in names if name in splines]
+    lines = [name for name in names if name not in splines]
+    if lines:  # pandas refuses to encode a table without columns
+        columns.append(pd.get_dummies(targets[lines]).to_numpy("float64"))
+    return np.hstack(columns) if columns else np.empty((len(targets), 0))
 
 
 def full_rank(columns_TC: np.ndarray) -> np.ndarray:
@@ -65,29 +75,6 @@ def full_rank(columns_TC: np.ndarray) -> np.ndarray:
     varying_TC = (varying_TC - varying_TC.mean(axis=0)) / varying_TC.std(axis=0)
     with_intercept_TC = np.column_stack([np.ones(len(columns_TC)), varying_TC])
     return orth(with_intercept_TC, _NOTHING)
-
-
-CONTROLS = ("divergence", "gain", "difficulty", "log_token_count", "position", "source")
-
-
-def controls_of(targets: pd.DataFrame, names: Sequence[str] = CONTROLS) -> np.ndarray:
-    """Controls of every outcome, or those of these names: float64 [T, C].
-
-    Splines of log D(0), what the distant context is worth to the evaluators by the divergence, and of their
-    gain by the loss; straight lines of their loss under the long context, the target token's log frequency,
-    its position and the source of the text, as far as the table has them.
-    """
-    # The logarithm is finite: `with_sparsity` leaves out what is below 0.1 nats.
-    curved = {"divergence": np.log(targets["divergence"]), "gain": targets["gain"]}
-    splines = [spline(values) for name, values in curved.items() if name in names]
-    lines = [name for name in names if name in targets and name not in curved]
-    return np.hstack([*splines, straight(targets, lines)])
-
-
-def straight(targets: pd.DataFrame, names: Sequence[str]) -> np.ndarray:
-    """Controls whose effect is a straight line, or a step per category: float64 [T, C]."""
-    # pandas refuses to encode a table without columns.
-    return pd.get_dummies(targets[list(names)]).to_numpy("float64") if names else np.empty((len(targets), 0))
 
 
 class Slopes(NamedTuple):
@@ -220,7 +207,15 @@ def contrast(found: Slopes, first: Sequence[str], second: Sequence[str]) -> Row:
     }
 
 
-def design_of(known: pd.DataFrame, controls: Sequence[str] = CONTROLS) -> Design:
-    """The regression on the evaluators' mean sparsity with these controls held constant."""
-    regressors_TJ = of_each(known, SPARSITY).to_numpy()
-    return Design(regressors_TJ, controls_of(known, controls), known["document_id"].to_numpy())
+def design_of(known: pd.DataFrame) -> Design:
+    """The regression on the evaluators' mean sparsity; `known`: of `with_sparsity`.
+
+    Held constant: splines of log D(0), what the distant context is worth to the evaluators by the divergence,
+    and of their gain by the loss; straight lines of their loss under the long context, the target token's log
+    frequency, its position and the source of the text, as far as the table has them.
+    """
+    # The logarithm is finite: `with_sparsity` leaves out what is below 0.1 nats.
+    held = known.assign(divergence=np.log(known["divergence"]))
+    names = ("divergence", "gain", "difficulty", "log_token_count", "position", "source")
+    controls_TC = controls_of(held, [name for name in names if name in held], ("divergence", "gain"))
+    return Design(of_each(known, SPARSITY).to_numpy(), controls_TC, known["document_id"].to_numpy())

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from sparsity_length.figures import drawing
+from sparsity_length.figures.read import rows_where
 from sparsity_length.results.statistics import Interval
 
 TRAINING = ["task", "positions", "largest_train_size", "largest_train_sparsity"]
@@ -75,7 +76,6 @@ DECIDING = {
     "variable_assignment_hops": ("hop", "assignments"),
 }
 """What k and size count in a task; elsewhere bits and tokens."""
-_HEIGHT = 2.8  # inches
 _MARKERS = "osD^vPX*"  # of tasks, whose color is their scheme's; of k, whose colors are graded
 _BANDS = "bands: range of seeds; shaded: trained sizes"
 
@@ -87,7 +87,7 @@ def positions_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
     present = sorted(is_learnt.index, key=list(POSITION_WORDS).index)
     shown = [scheme for scheme in present if is_learnt[scheme]][:2] or present[:1]
     cells = cells.assign(size=cells["size"] / cells["largest_train_size"])
-    figure, axes = drawing.panels(len(shown), _HEIGHT)
+    figure, axes = drawing.panels(len(shown), 2.8)
     tasks = sorted(cells["task"].unique())
     for scheme, ax in zip(shown, axes, strict=True):
         for task, line in cells[cells["positions"] == scheme].groupby("task"):
@@ -111,7 +111,7 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
     task = str(cells["task"].iloc[0])
     within = cells[(cells["largest_train_sparsity"] == most) & (cells["sparsity"] <= most)]
     noun, unit = DECIDING.get(task, ("bit", "tokens"))
-    figure, (ax,) = drawing.panels(1, _HEIGHT)
+    figure, (ax,) = drawing.panels(1, 2.8)
     styles = map(drawing.solid, drawing.graded(most), cycle(_MARKERS))
     for (k, line), style in zip(within.groupby("sparsity"), styles, strict=False):
         _draw_line(line, ax, drawing.counted(int(float(str(k))), noun), style)
@@ -124,11 +124,15 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
         f"trained on up to {most} {noun}s",
     )
     ax.set_ylabel("exact match (%)")
-    last = within[within["size"] == within["size"].max()].sort_values("sparsity")["exact_match"]
-    title = f"At {cells['size'].max():,} {unit}, {last.iloc[0]:.0%} of targets of one {noun} are right,"
-    title += f" {last.iloc[-1]:.0%} of those of {most}"
-    names = f"{task.replace('_', ' ')}, {POSITION_WORDS[cells['positions'].iloc[0]]}"
-    drawing.put_title(figure, title, names, _sample_size(cells, num_examples), _BANDS)
+    last = rows_where(within, size=within["size"].max()).sort_values("sparsity")["exact_match"]
+    drawing.put_title(
+        figure,
+        f"At {cells['size'].max():,} {unit}, {last.iloc[0]:.0%} of targets of one {noun} are right,"
+        f" {last.iloc[-1]:.0%} of those of {most}",
+        f"{task.replace('_', ' ')}, {POSITION_WORDS[cells['positions'].iloc[0]]}",
+        _sample_size(cells, num_examples),
+        _BANDS,
+    )
     return figure
 
 
@@ -150,9 +154,6 @@ def _finish(ax: Axes, trained: float, label: str, title: str) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
 
 
-_CONDITION = ["task", "positions", "largest_train_size", "largest_train_sparsity", "size", "sparsity"]
-
-
 def found_shares(found_dependencies: pd.DataFrame) -> pd.DataFrame:
     """Share of the true dependencies that selection rules find: one row per cell, rule and ablation.
 
@@ -160,13 +161,13 @@ def found_shares(found_dependencies: pd.DataFrame) -> pd.DataFrame:
     context, where precision and recall are one number.
 
     Returns:
-        the columns of `_CONDITION`, rule, ablation, then found with the range over the seeds
+        the columns of `TRAINING`, size, sparsity, rule, ablation, then found with the range over the seeds
         (found_lowest, found_highest), chance (as many tokens drawn uniformly), num_seeds.
     """
     within = found_dependencies[found_dependencies["rank"] <= found_dependencies["num_dependencies"]]
     # Of F tokens, n drawn uniformly find n / F of the n true ones on average.
     within = within.assign(chance=within["num_dependencies"] / within["num_distant_tokens"])
-    keys = [*_CONDITION, "rule", "ablation"]
+    keys = [*TRAINING, "size", "sparsity", "rule", "ablation"]
     of_models = within.groupby([*keys, "model"], dropna=False, sort=False)
     # A mean per model first, so that the range is over seeds.
     means = of_models[["is_dependency", "chance"]].mean()

@@ -30,6 +30,7 @@ Dimension letters: B sequences, S positions, N subsets within reach, K = k posit
 """
 
 import argparse
+from collections.abc import Mapping
 from functools import lru_cache, partial
 from itertools import product
 from typing import NamedTuple
@@ -37,11 +38,13 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import nn
 
 from sparsity_length.cli import InputError, Stage, folder_path, positive_int, progress, random_seed
 from sparsity_length.figures import drawing
+from sparsity_length.figures.read import rows_where
 from sparsity_length.results.read import Results
 from sparsity_length.results.write import StageOutput
 from sparsity_length.synthetic.tasks import PLANTED_VOCABULARY, draw_planted, local_places, uniform_places
@@ -199,8 +202,8 @@ def fit(
 def errors(attention: SparseFunctionalAttention, test: Sequences) -> dict[str, float]:
     """The mean of (h(X) - y)^2 on the sequences of one test, and how often h(X) has not the label's sign."""
     token_ids_BS, position_ids_S, labels_B = test
-    blocks = token_ids_BS.split(50)  # bounds the memory
-    outputs_B = torch.cat([attention(block_BS, position_ids_S) for block_BS in blocks])
+    # Blocks bound the memory.
+    outputs_B = torch.cat([attention(block_BS, position_ids_S) for block_BS in token_ids_BS.split(50)])
     return {
         "test_length": len(position_ids_S),
         "squared_error": float((outputs_B - labels_B).double().square().mean()),
@@ -243,23 +246,35 @@ CASES = {
 """Places of the deciding tokens: the two cases of the theorems, and one that they leave out."""
 
 
+def _draw_cases(
+    ax: Axes,
+    table: pd.DataFrame,
+    value: str,
+    k: int,
+    cases: Mapping[str, tuple[str, drawing.Style]],
+    scale: float = 1,
+) -> None:
+    """A line per case at one k, with its range over seeds, against the test length."""
+    for case, (words, style) in cases.items():
+        line = rows_where(table, model=f"{case}-k{k}")
+        drawing.draw_line(ax, line["test_length"], line, value, style, words, band=True, scale=scale)
+    drawing.shade(ax, TRAINED_LENGTHS[0], TRAIN_CONTEXT_LENGTH)
+    # n & (n - 1) is 0 for powers of two, which have a single bit.
+    lengths = [length for length in TEST_LENGTHS if not length & length - 1]
+    drawing.length_axis(ax, lengths, "test length (tokens)")
+
+
 def errors_figure(table: pd.DataFrame) -> Figure:
     """Percent of wrong predictions against the test length: one panel per k, one line per case."""
     sparsities = sorted(set(table["sparsity"].astype(int)))
     figure, axes = drawing.panels(len(sparsities), 2.5)
     for ax, k in zip(axes, sparsities, strict=True):
-        for case, (words, style) in CASES.items():
-            line = table[table["model"] == f"{case}-k{k}"]
-            name = words if ax is axes[-1] else ""
-            drawing.draw_line(ax, line["test_length"], line, "error_rate", style, name, band=True, scale=100)
-        drawing.shade(ax, TRAINED_LENGTHS[0], TRAIN_CONTEXT_LENGTH)
-        drawing.length_axis(
-            ax, [length for length in TEST_LENGTHS if not length & length - 1], "test length (tokens)"
-        )
+        named = {case: (words if ax is axes[-1] else "", style) for case, (words, style) in CASES.items()}
+        _draw_cases(ax, table, "error_rate", k, named, scale=100)
         ax.set_title(f"k = {k}")
         drawing.name_level(ax, 50, "chance", side="left")
     axes[0].set(ylabel="wrong predictions (%)", ylim=(-3, 62))
-    longest = table[table["test_length"] == TEST_LENGTHS[-1]]
+    longest = rows_where(table, test_length=TEST_LENGTHS[-1])
     longest = longest.assign(case=longest["model"].str.rpartition("-k")[0])
     failing = longest[(longest["error_rate_high"] > 0.01) & longest["case"].isin(list(CASES))]
     fail_in = " or ".join(CASES[case][0].replace("\n", " ") for case in CASES if case in set(failing["case"]))
@@ -295,13 +310,8 @@ VARIED = {
 def squared_errors_figure(table: pd.DataFrame) -> Figure:
     """The squared error against the test length with another L_local, and with other objectives."""
     figure, axes = drawing.panels(len(VARIED), 2.6)
-    lengths = [length for length in TEST_LENGTHS if not length & length - 1]
     for ax, (title, cases) in zip(axes, VARIED.items(), strict=True):
-        for case, (words, style) in cases.items():
-            line = table[table["model"] == f"{case}-k2"]
-            drawing.draw_line(ax, line["test_length"], line, "squared_error", style, words, band=True)
-        drawing.shade(ax, TRAINED_LENGTHS[0], TRAIN_CONTEXT_LENGTH)
-        drawing.length_axis(ax, lengths, "test length (tokens)")
+        _draw_cases(ax, table, "squared_error", 2, cases)
         ax.set_title(title)
     axes[0].set(ylabel="squared error", yscale="log")
     axes[0].yaxis.set_major_formatter("{x:g}")
@@ -315,9 +325,6 @@ def squared_errors_figure(table: pd.DataFrame) -> Figure:
         "lines: medians; bands: range of seeds; shaded: trained lengths",
     )
     return figure
-
-
-_CONDITIONS = f"where the k tokens are, from: {', '.join(CONDITIONS)}"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -339,7 +346,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         choices=CONDITIONS,
         default=list(CASES),
         metavar="CONDITION",
-        help=_CONDITIONS,
+        help=f"where the k tokens are, from: {', '.join(CONDITIONS)}",
     )
     add("--seeds", type=random_seed, nargs="+", default=list(range(6)), help="random seeds, one fit each")
     add("--steps", type=positive_int, default=2000, help="number of training steps")

@@ -25,6 +25,13 @@ class Interval:
         return f"{self.estimate:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
+def decided(*, supported: bool, refuted: bool) -> str:
+    """The word for a claim, by whether the conditions of either hold that its plan names."""
+    if supported:
+        return "supported"
+    return "refuted" if refuted else "inconclusive"
+
+
 def ratio_of_sums(
     numerators_D: np.ndarray, denominators_D: np.ndarray, fewest_resampled: int = FEWEST_RESAMPLED
 ) -> Interval:
