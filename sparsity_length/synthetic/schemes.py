@@ -88,8 +88,7 @@ def largest(num_keys: int, running: Running, position_ids_BS: torch.Tensor) -> R
 def _keep_largest(
     num_keys: int, layer: int, rows: slice, scores_BHRK: torch.Tensor, visible: torch.Tensor, *_: torch.Tensor
 ) -> torch.Tensor:
-    is_bool = visible.dtype == torch.bool
-    seen_BHRK = scores_BHRK.masked_fill(~visible, -math.inf) if is_bool else scores_BHRK + visible
+    seen_BHRK = scores_BHRK.masked_fill(~visible, -math.inf)
     least_BHR1 = seen_BHRK.topk(min(num_keys, seen_BHRK.shape[-1])).values[..., -1:]
     return scores_BHRK.masked_fill(seen_BHRK < least_BHR1, -math.inf)
 
