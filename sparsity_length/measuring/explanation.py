@@ -589,10 +589,10 @@ def _searched(
         return search.tried(number, search.narrowed(number, passages(number)))
 
     # First something of each prediction, however slow the machine is.
-    steps = {"passage": of_passages, "prediction": of_narrowed}
-    for noun, found in ({"prediction": of_largest} if search.is_exact else steps).items():
+    steps = {"explain, passages": of_passages, "explain, narrowed": of_narrowed}
+    for words, found in ({"explain": of_largest} if search.is_exact else steps).items():
         begun = time.monotonic()
-        for number, place in enumerate(progress(targets_N.tolist(), "explain", noun)):
+        for number, place in enumerate(progress(targets_N.tolist(), words, "prediction")):
             if number and not clock.has_room((time.monotonic() - begun) / number):
                 break
             if targets or must_end:
