@@ -38,8 +38,8 @@ explains the tokens of the last message or, with --generate, those of the model'
 
 The program announces how long it will take. It ends after --budget. Predictions whose passages were not
 narrowed down by then have these as sources, and estimates as numbers; the page names the command that narrows
-them down. --all has no budget and swaps every single unit for every
-prediction; the units whose swap does most are then the sources.
+them down. --all has no budget and swaps every single unit for every prediction; the units whose swap does
+most are then the sources.
 
 Output: the terminal shows the text, a summary, and each explained prediction with its sources. Tokens are
 colored by the effect of distant text unless NO_COLOR is set. --out is a page that any browser opens from
